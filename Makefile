@@ -1,0 +1,64 @@
+# One command each; `make help` lists them.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help setup fmt lint types layers unit property interop check test cov bench demo serve docs build clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | column -t -s '|'
+
+$(BIN)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[demo,test,dev]'
+	@touch $@
+
+setup: $(BIN)/.installed ## create the environment and install everything the targets need
+
+fmt: setup ## format the code
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix-only .
+
+lint: setup ## check style
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: setup ## check types (mypy strict)
+	$(BIN)/mypy
+
+layers: setup ## check the import directions
+	$(BIN)/lint-imports
+
+unit: setup ## unit tests
+	$(BIN)/pytest -q tests/unit tests/meta
+
+property: setup ## property tests against slow reference models
+	$(BIN)/pytest -q tests/property
+
+interop: setup ## real server processes, real sockets, real disk
+	$(BIN)/pytest -q tests/interop tests/conformance
+
+check: lint types layers ## the inner loop, about two minutes
+	$(BIN)/pytest -q -n 2 -m "not slow" tests/unit tests/meta tests/property
+
+test: lint types layers ## everything CI runs, under fifteen minutes
+	$(BIN)/pytest -q -n 2 tests
+
+cov: setup ## tests with branch coverage
+	$(BIN)/pytest -q -n 2 --cov --cov-report=term-missing tests
+
+bench: setup ## first numbers: caller, client, server, import (reads nothing, asserts nothing)
+	$(BIN)/python -m benchmarks
+
+demo: setup ## train a small policy, log it both ways, read everything back and compare
+	$(BIN)/python -m docs.examples.demo
+
+serve: setup ## run the server on this machine's store in the foreground
+	$(BIN)/python -m metrana_async.server
+
+build: setup ## build the wheel
+	$(BIN)/python -m build --wheel
+
+clean: ## remove what the targets made
+	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*

@@ -1,0 +1,1 @@
+"""Async-first logging of reinforcement-learning and machine-learning metrics."""

@@ -1,0 +1,1 @@
+"""From what the caller passed to validated, owned columns. Pure."""

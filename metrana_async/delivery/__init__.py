@@ -1,0 +1,1 @@
+"""Batches, lanes, retry and sending."""

@@ -1,0 +1,1 @@
+"""The loop thread: inbox, supervisor, clock, life cycle."""

@@ -1,0 +1,1 @@
+"""Ingestion and query server. Started by `python -m metrana_async.server`."""

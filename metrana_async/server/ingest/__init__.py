@@ -1,0 +1,1 @@
+"""Ingestion: pure rules, cursors, and the service around them."""

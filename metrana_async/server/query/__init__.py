@@ -1,0 +1,1 @@
+"""Reading: pure resolution and aggregation, and the service around them."""

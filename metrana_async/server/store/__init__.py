@@ -1,0 +1,1 @@
+"""Where points live: the protocol and its stores."""

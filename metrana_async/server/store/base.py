@@ -1,0 +1,330 @@
+"""What a store keeps and promises: row types, the unit of commit, and the `PointStore` protocol.
+
+Division of work: the ingest service decides (rules, numbers, generations); the store keeps what it
+is given, durably and all or nothing, and hands rows back in arrival order; `query.resolve` turns
+rows into what is visible. So every store is the same to the rules and to the readers, and a
+contract suite holds that.
+
+Numbers: `run_no`, `writer_no` and `series_no` are small integers of this store, `env_no` counts
+within a run from 0. They never leave the server.
+
+Arrival order is what readers rely on: of two stored rows of one series at one step the one that
+was committed later is the visible one (the rules never store what an earlier row supersedes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from metrana_async.wire.model import FloatArray, Int64Array, SeriesDef, StepMode
+
+
+@dataclass(slots=True)
+class RunRow:
+    """One run. `counters` are points by `acks.Outcome`, over all its writers."""
+
+    run_no: int
+    run_uid: str
+    workspace: str
+    project: str
+    name: str
+    created_ms: int
+    state: str
+    state_ms: int
+    orchestration_ids: list[str]
+    exception_type: str | None = None
+    counters: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def orchestration_id(self) -> str:
+        """The creator's."""
+        return self.orchestration_ids[0]
+
+
+@dataclass(slots=True)
+class WriterRow:
+    """One writer incarnation. `order_us` and then `writer_id` order the writers of a run."""
+
+    writer_no: int
+    run_no: int
+    writer_id: str
+    order_us: int
+    logger_id: str | None
+    process: dict[str, Any]
+    is_online: bool
+    opened_ms: int
+    seen_ms: int
+    left: str | None = None
+    """None while it may write; "closed", "shutdown" or "dead" afterwards."""
+    counters: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SeriesRow:
+    """One series; pins are part of the definition as first stored."""
+
+    series_no: int
+    run_no: int
+    definition: SeriesDef
+
+
+@dataclass(frozen=True, slots=True)
+class LaneRow:
+    """High-water mark of a lane, with the digest of its last frame."""
+
+    writer_no: int
+    lane: int
+    seq: int
+    digest: int
+
+
+@dataclass(frozen=True, slots=True)
+class AttributeRow:
+    """A current attribute. `value` is JSON; None is the value null, not absence.
+
+    `env_no` is None for run attributes; `episode` is None unless the attribute is of one episode.
+    """
+
+    run_no: int
+    env_no: int | None
+    episode: int | None
+    path: str
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class CutRow:
+    """A restart: generations of (series, env, episode) below `generation` are not visible."""
+
+    series_no: int
+    env_no: int
+    episode: int
+    generation: int
+    time_ms: int
+    discarded_points: int
+
+
+@dataclass(slots=True)
+class AcceptedPoints:
+    """Rows of STANDARD or EPISODE series of one writer that the rules stored, numbered.
+
+    `env_no` and `rl_step` are zeros for STANDARD series. A table holds one of the two families.
+    """
+
+    run_no: int
+    writer_no: int
+    series_no: Int64Array
+    env_no: Int64Array
+    step: Int64Array
+    rl_step: Int64Array
+    time_ms: Int64Array
+    value: FloatArray
+    has_envs: bool = False
+
+
+@dataclass(slots=True)
+class AcceptedSegments:
+    """Segments of one ENV_STEP series of one writer that the rules stored, numbered.
+
+    `step` is the visible env step of a segment's first point, `minor` the position within its
+    rl_step as logged (equal to `step` under EXPLICIT). Values lie segment after segment.
+    """
+
+    run_no: int
+    writer_no: int
+    series_no: int
+    mode: StepMode
+    env_no: Int64Array
+    episode: Int64Array
+    generation: Int64Array
+    rl_step: Int64Array
+    minor: Int64Array
+    step: Int64Array
+    count: Int64Array
+    time_ms: Int64Array
+    value: FloatArray
+    point_time_ms: Int64Array | None = None
+
+
+@dataclass(slots=True)
+class Commit:
+    """Everything one durable transaction adds; rows replace rows of the same key.
+
+    Keys: run_no; writer_no; series_no; (run_no, env_no); (writer_no, lane); (run_no, page digest);
+    (run_no, env_no, episode, path). `cuts` and the accepted tables only ever add.
+    """
+
+    runs: list[RunRow] = field(default_factory=list)
+    writers: list[WriterRow] = field(default_factory=list)
+    series: list[SeriesRow] = field(default_factory=list)
+    envs: list[tuple[int, int, str]] = field(default_factory=list)
+    lanes: list[LaneRow] = field(default_factory=list)
+    pages: list[tuple[int, str, bytes]] = field(default_factory=list)
+    attributes: list[AttributeRow] = field(default_factory=list)
+    attributes_removed: list[tuple[int, int | None, int | None, str]] = field(default_factory=list)
+    cuts: list[CutRow] = field(default_factory=list)
+    points: list[AcceptedPoints] = field(default_factory=list)
+    segments: list[AcceptedSegments] = field(default_factory=list)
+
+    def is_empty(self) -> bool:
+        """True when committing it would change nothing."""
+        return not any(getattr(self, name) for name in self.__dataclass_fields__)
+
+
+@dataclass(slots=True)
+class RunContents:
+    """A run's catalogue, without its points."""
+
+    row: RunRow
+    writers: list[WriterRow]
+    series: list[SeriesRow]
+    env_names: list[str]
+    lanes: list[LaneRow]
+    attributes: list[AttributeRow]
+
+
+@dataclass(slots=True)
+class StoredPoints:
+    """Rows of one STANDARD or EPISODE series in arrival order; equal-length columns."""
+
+    env_no: Int64Array
+    step: Int64Array
+    rl_step: Int64Array
+    time_ms: Int64Array
+    value: FloatArray
+    writer_no: Int64Array
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+
+@dataclass(slots=True)
+class StoredEnvSteps:
+    """Points of one ENV_STEP series; arrival order within each environment."""
+
+    env_no: Int64Array
+    episode: Int64Array
+    generation: Int64Array
+    rl_step: Int64Array
+    step: Int64Array
+    time_ms: Int64Array
+    value: FloatArray
+    writer_no: Int64Array
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+
+@dataclass(frozen=True, slots=True)
+class SealUnit:
+    """Series that are sealed together: 64 STANDARD series of a run, or one RL series."""
+
+    run_no: int
+    series_nos: tuple[int, ...]
+
+
+class PointStore(Protocol):
+    """Durable home of runs and points.
+
+    `commit`, `due`, `seal`, `heads` and `tail` are called from one owner thread. Everything that
+    reads may be called from any thread at any time and sees every commit that has returned.
+
+    Errors: `UnavailableError` when the disk refuses (full, read-only, I/O error): nothing of the
+    commit is visible then and the store stays usable. `InternalError` on a broken invariant.
+    """
+
+    @property
+    def generation(self) -> str:
+        """Drawn at random whenever the store is opened (32 hex digits)."""
+        ...
+
+    def commit(self, changes: Commit) -> None:
+        """Make `changes` durable in one transaction, then visible to readers; all or nothing."""
+        ...
+
+    # --- catalogue -------------------------------------------------------------------------
+    def runs(self) -> list[RunRow]:
+        """All runs, oldest first."""
+        ...
+
+    def find_run(self, workspace: str, project: str, name: str) -> RunRow | None:
+        """The run of this name, or None."""
+        ...
+
+    def find_run_uid(self, run_uid: str) -> RunRow | None:
+        """The run of this uid, or None."""
+        ...
+
+    def run_contents(self, run_no: int) -> RunContents:
+        """The run's catalogue; KeyError when there is none."""
+        ...
+
+    def page(self, run_no: int, digest: str) -> bytes | None:
+        """The frame of a dictionary page, or None."""
+        ...
+
+    def next_numbers(self) -> tuple[int, int, int]:
+        """First unused run_no, writer_no, series_no."""
+        ...
+
+    # --- points ----------------------------------------------------------------------------
+    def read_points(
+        self,
+        series_no: int,
+        *,
+        env_no: int | None = None,
+        step_range: tuple[int, int] | None = None,
+    ) -> StoredPoints:
+        """Stored rows of a STANDARD or EPISODE series.
+
+        `step_range` is inclusive; rows outside it may be left out but never rows inside.
+        The result holds only the rows asked for.
+        """
+        ...
+
+    def read_env_steps(
+        self,
+        series_no: int,
+        *,
+        env_nos: Sequence[int] | None = None,
+        episode_range: tuple[int, int] | None = None,
+        rl_step_range: tuple[int, int] | None = None,
+    ) -> StoredEnvSteps:
+        """Stored points of an ENV_STEP series, every generation; only the points asked for.
+
+        Ranges are inclusive.
+        """
+        ...
+
+    def cuts(self, series_no: int) -> list[CutRow]:
+        """Every restart of the series, oldest first."""
+        ...
+
+    # --- cursors and upkeep ----------------------------------------------------------------
+    def heads(self, run_no: int, series_nos: Iterable[int] | None = None) -> dict[int, bytes]:
+        """Cursor blobs as given to the last `seal` of each series (all of the run by default)."""
+        ...
+
+    def tail(self, series_no: int) -> list[AcceptedPoints | AcceptedSegments]:
+        """What was committed to the series after that seal, in order.
+
+        An AcceptedPoints table may hold rows of other series too.
+        """
+        ...
+
+    def due(self, *, now_s: float, everything: bool = False) -> list[SealUnit]:
+        """Units worth sealing now, most urgent first; with `everything`, all that have a tail."""
+        ...
+
+    def seal(self, unit: SealUnit, heads: dict[int, bytes]) -> None:
+        """Move the unit's whole tail into sealed form, keeping `heads`, in one transaction.
+
+        Changes nothing that a reader can see.
+        """
+        ...
+
+    def close(self) -> None:
+        """Release everything. Idempotent."""
+        ...

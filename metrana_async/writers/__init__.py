@@ -1,0 +1,1 @@
+"""Engine-side writers: calls become numbered tables, in call order."""
