@@ -1,0 +1,223 @@
+"""Wiring: a store, the ingest worker, the query service, and the endpoints around them.
+
+The only module that names concrete stores, and the only one that mounts endpoints in aiohttp.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Final
+
+import orjson
+from aiohttp import web
+
+from metrana_async import locations
+from metrana_async.errors import NotFoundError
+from metrana_async.server.auth import Handler, token_guard
+from metrana_async.server.http.endpoint import Answer, Endpoint, answer
+from metrana_async.server.http.ingest import ingest_endpoints
+from metrana_async.server.http.query import query_endpoints
+from metrana_async.server.ingest.service import IngestService
+from metrana_async.server.ingest.worker import IngestWorker
+from metrana_async.server.query.service import QueryService
+from metrana_async.server.settings import ServerSettings
+from metrana_async.server.store.base import PointStore
+from metrana_async.server.store.memory import MemoryStore
+from metrana_async.server.store.sqlite.store import SqliteStore
+from metrana_async.wire import limits
+from metrana_async.wire.messages import API_PREFIX, JSON_TYPE, PROTOCOL_VERSION
+
+_KEEP_ALIVE_S: Final = 75.0  # longer than the client's, so that the client closes first
+_SHUTDOWN_S: Final = 10.0
+_IDLE_CHECK_S: Final = 5.0
+
+
+class Backend:
+    """Everything behind the endpoints of one server: in a process, or in a test's memory."""
+
+    def __init__(self, store: PointStore) -> None:
+        self.store = store
+        self.worker = IngestWorker(IngestService(store))
+        self.query = QueryService(store)
+        self.endpoints: dict[str, Endpoint] = {
+            **ingest_endpoints(self.worker),
+            **query_endpoints(self.query),
+            "/health": self._health,
+        }
+
+    async def _health(self, body: bytes) -> Answer:
+        del body
+        content = {
+            "protocol": PROTOCOL_VERSION,
+            "pid": os.getpid(),
+            "generation": self.store.generation,
+            "time_ms": time.time_ns() // 1_000_000,
+        }
+        return Answer(orjson.dumps(content))
+
+    async def call(self, path: str, body: bytes) -> Answer:
+        """Answer one request; every error is an error answer."""
+        endpoint = self.endpoints.get(path)
+        if endpoint is None:
+            return await answer(_unknown(path), body)
+        return await answer(endpoint, body)
+
+    def start(self) -> None:
+        """Start the worker's thread."""
+        self.worker.start()
+
+    def stop(self) -> None:
+        """Finish what is queued, seal nothing more, release the store. Blocks."""
+        self.worker.stop()
+        self.query.close()
+        self.store.close()
+
+
+def _unknown(path: str) -> Endpoint:
+    async def endpoint(body: bytes) -> Answer:
+        del body
+        raise NotFoundError(f"there is no endpoint {API_PREFIX}{path}")
+
+    return endpoint
+
+
+def open_store(settings: ServerSettings) -> PointStore:
+    """Open the store the settings name.
+
+    Raises:
+        InitError: another server has it, its directory cannot be used or lies on a network.
+    """
+    if settings.store == "memory":
+        return MemoryStore()
+    return SqliteStore(settings.data_dir)
+
+
+class _Activity:
+    """When something last asked this server for anything."""
+
+    def __init__(self) -> None:
+        self.last_s = time.monotonic()
+
+    def middleware(self) -> Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]:
+        @web.middleware
+        async def note(request: web.Request, handler: Handler) -> web.StreamResponse:
+            self.last_s = time.monotonic()
+            try:
+                return await handler(request)
+            finally:
+                self.last_s = time.monotonic()
+
+        return note
+
+
+def web_app(backend: Backend, settings: ServerSettings, activity: _Activity) -> web.Application:
+    """The aiohttp application over a backend's endpoints."""
+    app = web.Application(
+        client_max_size=limits.REQUEST_BYTES + 4096,
+        middlewares=[activity.middleware(), token_guard(settings.token)],
+    )
+
+    async def handle(request: web.Request) -> web.Response:
+        body = await request.read()
+        result = await backend.call(request.path[len(API_PREFIX) :], body)
+        return web.Response(
+            body=result.body, status=result.status, content_type=result.content_type
+        )
+
+    async def missing(request: web.Request) -> web.Response:
+        status, text = 404, f"POST to {API_PREFIX}/…; {request.method} {request.path} is nothing"
+        content = {"error": {"code": "not_found", "message": text, "hint": None}}
+        return web.Response(body=orjson.dumps(content), status=status, content_type=JSON_TYPE)
+
+    app.router.add_post(API_PREFIX + "/{path:.+}", handle)
+    app.router.add_route("*", "/{path:.*}", missing)
+    return app
+
+
+async def serve(settings: ServerSettings, *, ready: Callable[[str], None] | None = None) -> None:
+    """Serve until SIGTERM, SIGINT or idleness; publishes the card once it answers.
+
+    `ready` is called with the base URL when the server answers.
+    """
+    store = open_store(settings)
+    backend = Backend(store)
+    activity = _Activity()
+    runner = web.AppRunner(
+        web_app(backend, settings, activity),
+        keepalive_timeout=_KEEP_ALIVE_S,
+        access_log=None,
+        shutdown_timeout=_SHUTDOWN_S,
+    )
+    backend.start()
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    try:
+        await runner.setup()
+        url = await _listen(runner, settings)
+        if settings.card_path is not None:
+            _publish(settings, url)
+        if ready is not None:
+            ready(url)
+        await _until_over(stopping, backend, settings, activity)
+    finally:
+        if settings.card_path is not None:
+            _withdraw(settings.card_path)
+        await runner.cleanup()
+        await asyncio.to_thread(backend.stop)
+
+
+async def _listen(runner: web.AppRunner, settings: ServerSettings) -> str:
+    if settings.socket_path is not None:
+        locations.make_private(settings.socket_path.parent)
+        # The store's lock is ours by now: a socket file left here belongs to nobody.
+        settings.socket_path.unlink(missing_ok=True)
+        await web.UnixSite(runner, str(settings.socket_path)).start()
+        settings.socket_path.chmod(0o600)
+    await web.TCPSite(runner, settings.host, settings.port).start()
+    port = next(a[1] for a in runner.addresses if isinstance(a, tuple))
+    return f"http://{settings.host}:{port}"
+
+
+async def _until_over(
+    stopping: asyncio.Event, backend: Backend, settings: ServerSettings, activity: _Activity
+) -> None:
+    while not stopping.is_set():
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(stopping.wait(), _IDLE_CHECK_S)
+        idle_s = time.monotonic() - activity.last_s
+        is_due = settings.idle_exit_s is not None and idle_s >= settings.idle_exit_s
+        if is_due and not backend.worker.has_live_writers():
+            return
+
+
+def _publish(settings: ServerSettings, url: str) -> None:
+    assert settings.card_path is not None
+    locations.make_private(settings.card_path.parent)
+    card = {
+        "url": url,
+        "socket": str(settings.socket_path) if settings.socket_path else None,
+        "token": settings.token,
+        "pid": os.getpid(),
+        "protocol": PROTOCOL_VERSION,
+        "data_dir": str(settings.data_dir),
+    }
+    # Written aside and renamed: a reader sees the whole card or none.
+    draft = settings.card_path.with_suffix(f".{os.getpid()}.tmp")
+    draft.touch(mode=0o600)
+    draft.write_bytes(orjson.dumps(card))
+    draft.replace(settings.card_path)
+
+
+def _withdraw(card_path: Path) -> None:
+    # Only our own card: a successor may have published its own already.
+    with contextlib.suppress(OSError, orjson.JSONDecodeError, KeyError):
+        if orjson.loads(card_path.read_bytes())["pid"] == os.getpid():
+            card_path.unlink()

@@ -1,0 +1,1 @@
+"""Worked cases against the real client and server; `python -m tests.conformance FILE`."""

@@ -1,0 +1,143 @@
+"""One lettered process: reads calls as JSON lines, makes them through the public shim, answers.
+
+Run as `python -m tests.conformance.actor`. The answer to a call is
+`{"returned": ...}` or `{"raised": [class names of the MRO], "text": ...}`.
+
+With `"hold": true` in the `start` message, what would be ingested is kept and answered as if it
+had been stored, until `flush` (which lets everything through) — so that the runner can deliver a
+killed process's last batches after its successor's.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import sys
+import warnings
+from typing import Any
+
+import metrana_sync_shim as metrana
+from metrana_async.errors import MetranaWarning
+from tests.conformance.cases import arguments, words_to_floats
+from tests.conformance.holding import HoldingTransport
+
+JOB_VARIABLES = (
+    "METRANA_ORCHESTRATION_ID",
+    "TORCHELASTIC_RUN_ID",
+    "SLURM_JOB_ID",
+    "RAY_JOB_ID",
+    "SLURM_NNODES",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+)
+
+
+class Actor:
+    """What one letter does in one case."""
+
+    def __init__(self) -> None:
+        self.run: Any = None
+        self.start: dict[str, Any] = {}
+        self.holding: HoldingTransport | None = None
+
+    def do_start(self, message: dict[str, Any]) -> None:
+        """A new case: forget the last one's environment and run."""
+        self.start = message
+        self.run = None
+        for name in JOB_VARIABLES:
+            os.environ.pop(name, None)
+
+    def do_call(self, call: dict[str, Any]) -> Any:
+        """Make one call and return what it returned, as JSON."""
+        function = getattr(self, f"_{call['fn']}", None)
+        keywords = arguments(call, arrays=bool(self.start.get("arrays")))
+        if function is not None:
+            return function(**keywords)
+        method = getattr(self.run, call["fn"])
+        if call["fn"] == "log_then_mutate":
+            raise AssertionError
+        result = method(**keywords)
+        return list(result) if isinstance(result, tuple) else result
+
+    def _init(self, **keywords: Any) -> None:
+        transport = None
+        if self.start.get("hold"):
+            transport = self.holding = HoldingTransport(self.start["data_dir"])
+        self.run = metrana.init(
+            workspace_name="conformance",
+            project_name=self.start["project"],
+            data_dir=self.start["data_dir"],
+            quiet=True,
+            **({"transport": transport} if transport is not None else {}),
+            **keywords,
+        )
+
+    def _close(self) -> None:
+        info = self.run.close()
+        problems = info.imbalance()
+        assert not problems, f"the client's ledger does not balance: {problems}"
+
+    def _shutdown(self) -> None:
+        self.run.shutdown_logger()
+
+    def _flush(self) -> None:
+        if self.holding is not None:
+            self.run.flush()
+            self.holding.release()
+            return
+        self.run.flush()
+
+    def _kill(self) -> dict[str, Any]:
+        """Everything logged so far is flushed; the runner kills this process on the answer."""
+        self.run.flush()
+        held = [] if self.holding is None else self.holding.held
+        return {
+            "held": [base64.b64encode(body).decode() for body in held],
+            "run_uid": self.run.run_uid,
+            "writer_id": self.run.writer_id,
+        }
+
+    def _environ(self, **variables: str) -> None:
+        os.environ.update(variables)
+
+    def _read_environ(self, **variables: str) -> None:
+        found = {name: os.environ.get(name) for name in variables}
+        assert found == variables, f"environment is {found}, not {variables}"
+
+    def _log_then_mutate(
+        self, *, metric_name: str, value: Any, mutate_to: Any, **rest: Any
+    ) -> None:
+        import numpy as np
+
+        array = np.array(words_to_floats(value))
+        self.run.log(metric_name, array, **rest)
+        array[...] = np.array(words_to_floats(mutate_to))
+
+    def notices(self) -> list[str]:
+        """Kinds of every notice and warning this process was given for its run."""
+        return [] if self.run is None else [notice.kind for notice in self.run.notices]
+
+
+def main() -> None:
+    """Serve calls until the input ends."""
+    warnings.simplefilter("ignore", MetranaWarning)
+    actor = Actor()
+    for line in sys.stdin:
+        message = json.loads(line)
+        try:
+            if message["do"] == "start":
+                answer: dict[str, Any] = {"returned": actor.do_start(message)}
+            elif message["do"] == "notices":
+                answer = {"returned": actor.notices()}
+            else:
+                answer = {"returned": actor.do_call(message["call"])}
+        except Exception as error:  # noqa: BLE001 - every refusal is an answer here
+            names = [cls.__name__ for cls in type(error).__mro__]
+            answer = {"raised": names, "text": str(error)}
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,336 @@
+"""Runs worked cases: letters are processes, the server is a process, reading is the public client.
+
+Two stores: "sqlite" starts a real server process on a temporary directory and one process a
+letter; "memory" runs server and letters in this process (a killed letter needs a real process, so
+such cases use a server process on the memory store).
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import metrana_async
+from metrana_async import locations
+from metrana_async.errors import MetranaError
+from metrana_async.transport.base import ServerAddress
+from metrana_async.wire.messages import FRAMES_TYPE, LeaveRequest, encode_message
+from metrana_sync_shim import QueryClient
+from tests.conformance.cases import Case, words_to_floats
+
+_ROOT = Path(__file__).parent.parent.parent
+_ANSWER_S = 60.0
+
+
+class CaseFailed(AssertionError):
+    """A case did not come out as expected; the text says where."""
+
+
+class ActorProcess:
+    """A letter in a process of its own (reused by later cases unless it was killed)."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.conformance.actor"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=_ROOT,
+            text=True,
+        )
+
+    def ask(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Send one message and wait for its answer."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(message) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            raise CaseFailed(f"the process died with status {self._process.wait()}")
+        return json.loads(line)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self._process.send_signal(signal.SIGKILL)
+        self._finish()
+
+    def end(self) -> None:
+        """Let it run out."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._finish()
+
+    def _finish(self) -> None:
+        self._process.wait(timeout=_ANSWER_S)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        if self._process.stdin is not None and not self._process.stdin.closed:
+            self._process.stdin.close()
+
+
+class ServerProcess:
+    """A real server process on a directory of its own."""
+
+    def __init__(self, data_dir: Path, store: str = "sqlite") -> None:
+        self.data_dir = data_dir
+        self._process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "metrana_async.server",
+                "--data-dir",
+                str(data_dir),
+                "--store",
+                store,
+            ],
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=_ROOT,
+        )
+        assert self._process.stderr is not None
+        line = self._process.stderr.readline()
+        if not line.startswith("metrana server"):
+            raise CaseFailed(f"the server did not start: {line}{self._process.stderr.read()}")
+        card = json.loads(locations.meeting_point(locations.data_dir(data_dir)).card.read_text())
+        self.address = ServerAddress(card["url"], card["socket"], card["token"])
+        self.pid = self._process.pid
+
+    def stop(self, number: int = signal.SIGTERM) -> str:
+        """End it and return what it wrote to stderr after its first line."""
+        self._process.send_signal(number)
+        assert self._process.stderr is not None
+        rest = self._process.stderr.read()
+        self._process.stderr.close()
+        self._process.wait(timeout=_ANSWER_S)
+        return rest
+
+
+@dataclass
+class _Running:
+    case: Case
+    project: str
+    actors: dict[str, ActorProcess] = field(default_factory=dict)
+    notices: dict[str, list[str]] = field(default_factory=dict)
+    late: list[dict[str, Any]] = field(default_factory=list)
+    run_name: str = "run"
+
+
+class Runner:
+    """Runs cases against one server; use as a context manager."""
+
+    def __init__(self, *, store: str = "sqlite", late: bool = False) -> None:
+        self.store = store
+        self.late = late
+        self._directory = tempfile.TemporaryDirectory(prefix="metrana-conformance-")
+        self.server = ServerProcess(Path(self._directory.name) / "data", store)
+        self._idle: list[ActorProcess] = []
+        self._number = 0
+        self.reader = QueryClient(workspace="conformance", address=self.server.address)
+
+    def __enter__(self) -> Runner:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for actor in self._idle:
+            actor.end()
+        self.reader.close()
+        self.server.stop()
+        self._directory.cleanup()
+
+    def run(self, case: Case, *, arrays: bool = False) -> None:
+        """Run one case; CaseFailed says what came out otherwise."""
+        self._number += 1
+        running = _Running(case, project=f"{case.id}-{self._number}")
+        try:
+            for call in case.calls:
+                self._call(running, call, arrays=arrays)
+            for letter, actor in running.actors.items():
+                running.notices[letter] = actor.ask({"do": "notices"})["returned"]
+            self._deliver_late(running)
+            reading = Reading(self.reader, running.project, is_late=bool(running.late), case=case)
+            for expectation in case.expect:
+                if expectation["read"] == "warnings":
+                    kinds = running.notices.get(expectation["process"], [])
+                    _check(expectation["kind"] in kinds, f"{expectation} not among {kinds}")
+                else:
+                    reading.check(expectation)
+        finally:
+            self._idle.extend(running.actors.values())
+
+    def _actor(self, running: _Running, letter: str, *, arrays: bool) -> ActorProcess:
+        if letter not in running.actors:
+            actor = self._idle.pop() if self._idle else ActorProcess()
+            running.actors[letter] = actor
+            actor.ask(
+                {
+                    "do": "start",
+                    "project": running.project,
+                    "data_dir": str(self.server.data_dir),
+                    "arrays": arrays,
+                    "hold": self.late and letter in running.case.killed(),
+                }
+            )
+        return running.actors[letter]
+
+    def _call(self, running: _Running, call: dict[str, Any], *, arrays: bool) -> None:
+        letter = call["process"]
+        actor = self._actor(running, letter, arrays=arrays)
+        answer = actor.ask({"do": "call", "call": call})
+        where = f"{letter}.{call['fn']}({call['args']})"
+        if "raises" in call:
+            raised = answer.get("raised")
+            _check(raised is not None, f"{where} raised nothing")
+            _check(
+                bool({*call["raises"]} & {*raised}), f"{where} raised {raised[0]}: {answer['text']}"
+            )
+            return
+        _check(
+            "raised" not in answer,
+            f"{where} raised {answer.get('raised', [''])[0]}: {answer.get('text')}",
+        )
+        if "returns" in call:
+            _check(answer["returned"] == call["returns"], f"{where} returned {answer['returned']}")
+        if call["fn"] == "kill":
+            running.actors.pop(letter).kill()
+            if answer["returned"]["held"]:
+                running.late.append(answer["returned"])
+
+    def _deliver_late(self, running: _Running) -> None:
+        """What a killed process left is delivered under its own identity, as an adopter does."""
+        for left in running.late:
+            leave = LeaveRequest(left["run_uid"], left["writer_id"], is_dead=True)
+            self.reader.post("/writers/leave", encode_message(leave))
+            for body in left["held"]:
+                self.reader.post("/ingest", base64.b64decode(body), content_type=FRAMES_TYPE)
+
+
+class Reading:
+    """Checks expectations through the public reader."""
+
+    def __init__(self, reader: QueryClient, project: str, *, is_late: bool, case: Case) -> None:
+        self._reader = reader
+        self._project = project
+        self._is_late = is_late
+        self._case = case
+
+    def check(self, expectation: dict[str, Any]) -> None:
+        """Check one expectation other than `warnings`."""
+        try:
+            getattr(self, f"_{expectation['read']}")(expectation)
+        except MetranaError as error:
+            raise CaseFailed(f"{expectation}: {type(error).__name__}: {error}") from error
+
+    def _columns(
+        self, expectation: dict[str, Any], method: str, names: tuple[str, ...], **more: Any
+    ) -> list[list[Any]]:
+        read = getattr(self._reader, method)
+        labels = expectation.get("labels")
+        try:
+            table = read("run", expectation["metric"], labels=labels, project=self._project, **more)
+        except metrana_async.NotFoundError:
+            return []
+        return [list(row) for row in zip(*(getattr(table, n).tolist() for n in names), strict=True)]
+
+    def _compare(self, expectation: dict[str, Any], found: list[list[Any]]) -> None:
+        wanted = [words_to_floats(point) for point in expectation["points"]]
+        if self._is_late and self._numbers_settled_at_arrival(expectation):
+            if self._is_explicit(expectation):
+                found, wanted = [p[:1] for p in found], [p[:1] for p in wanted]
+            else:
+                found, wanted = sorted(p[-1:] for p in found), sorted(p[-1:] for p in wanted)
+        same = len(found) == len(wanted) and all(
+            len(a) == len(b) and all(_equal(x, y) for x, y in zip(a, b, strict=True))
+            for a, b in zip(found, wanted, strict=True)
+        )
+        _check(same, f"{expectation} came out as {found}")
+
+    def _calls_on(self, expectation: dict[str, Any]) -> list[dict[str, Any]]:
+        names = ("log", "log_rl_episode", "log_rl_environment_step")
+        calls = [c for c in self._case.calls if c["fn"] in names]
+        return [c for c in calls if c["args"].get("metric_name") == expectation["metric"]]
+
+    def _numbers_settled_at_arrival(self, expectation: dict[str, Any]) -> bool:
+        """Automatic numbers, and explicit env steps already taken, go by first arrival."""
+        return self._is_explicit(expectation) or any(
+            c["args"].get("step") is None and c["args"].get("env_step") is None
+            for c in self._calls_on(expectation)
+        )
+
+    def _is_explicit(self, expectation: dict[str, Any]) -> bool:
+        return any("env_step" in c["args"] for c in self._calls_on(expectation))
+
+    def _series(self, expectation: dict[str, Any]) -> None:
+        scale = expectation.get("scale", "ML_STEP")
+        self._compare(
+            expectation, self._columns(expectation, "series", ("step", "value"), scale=scale)
+        )
+
+    def _env_series(self, expectation: dict[str, Any]) -> None:
+        more = {"env_id": expectation["env_id"], "episode": expectation.get("episode")}
+        self._compare(
+            expectation, self._columns(expectation, "env_series", ("env_step", "value"), **more)
+        )
+
+    def _episode_series(self, expectation: dict[str, Any]) -> None:
+        names = ("episode", "rl_step", "value")
+        more = {"env_id": expectation["env_id"]}
+        self._compare(expectation, self._columns(expectation, "episode_series", names, **more))
+
+    def _merged(self, expectation: dict[str, Any]) -> None:
+        names = ("step", "min", "max", "first", "last", "count")
+        scale = expectation.get("scale", "ML_STEP")
+        found = self._columns(expectation, "merged", names, scale=scale)
+        wanted = [[point[name] for name in names] for point in expectation["points"]]
+        _check(found == wanted, f"{expectation} came out as {found}")
+
+    def _aggregate(self, expectation: dict[str, Any]) -> None:
+        names = ("scale", "labels", "env_id", "episode")
+        more = {name: expectation[name] for name in names if name in expectation}
+        if more.get("env_id") is not None:
+            more.pop("scale", None)
+        try:
+            value = self._reader.aggregate(
+                "run", expectation["metric"], expectation["function"], project=self._project, **more
+            )
+        except MetranaError as error:
+            words = expectation.get("raises_mentioning")
+            _check(words is not None, f"{expectation} raised {error}")
+            _check(all(word in str(error) for word in words), f"{expectation}: {error}")
+            return
+        _check("raises_mentioning" not in expectation, f"{expectation} gave {value}")
+        _check(_equal(value, words_to_floats(expectation["value"])), f"{expectation} gave {value}")
+
+    def _run(self, expectation: dict[str, Any]) -> None:
+        run = self._reader.run("run", project=self._project)
+        for name, wanted in expectation.items():
+            if name != "read":
+                found = getattr(run, name)
+                found = list(found) if isinstance(found, tuple) else found
+                _check(found == wanted, f"run.{name} is {found!r}, not {wanted!r}")
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, float) and isinstance(b, float) and math.isnan(a):
+        return math.isnan(b)
+    return bool(a == b)
+
+
+def _check(condition: bool, text: str) -> None:
+    if not condition:
+        raise CaseFailed(text)
+
+
+def summary(outcomes: dict[str, str]) -> str:
+    """One closing line: how many passed and failed."""
+    counts = Counter("failed" if text else "passed" for text in outcomes.values())
+    return f"{counts['passed']} passed, {counts['failed']} failed"
