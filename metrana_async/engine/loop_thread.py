@@ -1,0 +1,114 @@
+"""The engine: one daemon thread with its own event loop per process, started on first use.
+
+The bridge between threads is `submit`: it hands a coroutine to the loop and gives back a
+`concurrent.futures.Future`. It refuses when the engine is closed and from the loop's own thread
+(waiting there would wait for itself). After a fork the child has no such thread: `engine()` makes
+a fresh one, and everything inherited is abandoned without being closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import os
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, TypeVar
+
+from metrana_async.errors import InternalError
+
+_Result = TypeVar("_Result")
+_START_TIMEOUT_S: Final = 10.0
+_THREAD_NAME: Final = "metrana-engine"
+
+
+class LoopThread:
+    """An event loop in its own daemon thread."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=_THREAD_NAME, daemon=True)
+        self._thread.start()
+        if not self._ready.wait(_START_TIMEOUT_S):
+            raise InternalError(f"the engine thread did not start within {_START_TIMEOUT_S} s")
+
+    def _run(self) -> None:
+        # A plain loop of our own: the caller's event loop policy is neither used nor changed.
+        loop = asyncio.SelectorEventLoop()
+        self._loop = loop
+        loop.call_soon(self._ready.set)
+        try:
+            loop.run_forever()
+        finally:
+            loop.close()
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop; only `call_soon_threadsafe` may be used from other threads."""
+        assert self._loop is not None
+        return self._loop
+
+    @property
+    def is_own_thread(self) -> bool:
+        """True when called on the engine thread."""
+        return threading.current_thread() is self._thread
+
+    @property
+    def is_alive(self) -> bool:
+        """True while the loop runs."""
+        return self._thread.is_alive() and not self.loop.is_closed()
+
+    def submit(
+        self, work: Callable[[], Coroutine[Any, Any, _Result]]
+    ) -> concurrent.futures.Future[_Result]:
+        """Run `work()` on the engine loop.
+
+        Raises:
+            InternalError: called on the engine thread, or the engine is gone.
+        """
+        if self.is_own_thread:
+            raise InternalError("the engine thread may not wait for itself")
+        if not self.is_alive:
+            raise InternalError("the engine thread has ended")
+        return asyncio.run_coroutine_threadsafe(work(), self.loop)
+
+    def call_soon(self, callback: Callable[[], object]) -> None:
+        """Have the loop call `callback`; silently nothing once the loop is closed."""
+        try:
+            self.loop.call_soon_threadsafe(callback)
+        except RuntimeError:
+            # The loop closed between the check and the call: there is nobody left to wake.
+            if self.is_alive:
+                raise
+
+
+_engine: LoopThread | None = None
+_engine_lock = threading.Lock()
+_fork_callbacks: list[Callable[[], None]] = []
+
+
+def engine() -> LoopThread:
+    """This process's engine; starts it on first use."""
+    global _engine
+    with _engine_lock:
+        if _engine is None or not _engine.is_alive:
+            _engine = LoopThread()
+        return _engine
+
+
+def on_fork(callback: Callable[[], None]) -> None:
+    """Have `callback` called in every forked child, before it runs anything else."""
+    _fork_callbacks.append(callback)
+
+
+def _after_fork_in_child() -> None:
+    global _engine, _engine_lock
+    # Abandoned, not closed: the parent still uses the sockets behind the inherited descriptors.
+    _engine, _engine_lock = None, threading.Lock()
+    for callback in _fork_callbacks:
+        callback()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

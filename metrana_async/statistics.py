@@ -1,0 +1,123 @@
+"""Counters and the loss ledger, as frozen snapshots.
+
+The ledger balances at every quiescent moment::
+
+    accepted = in_flight + spooled + committed + rejected(reason) + lost(reason)
+
+`Ledger` belongs to the engine thread; `Statistics` may be read anywhere.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+_NOTHING: Mapping[str, int] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """Points of one writer, by what became of them, and what sending them took.
+
+    Attributes:
+        accepted: points of every call that was not refused.
+        in_flight: points in this process's memory, not yet acknowledged.
+        spooled: points on this machine's disk, not yet acknowledged.
+        committed: points the server acknowledged as durable.
+        rejected, lost: points that will never arrive, by reason.
+        outcomes: what the server made of committed points (`stored`, `duplicate`, `replaced`, …).
+        usage_errors: calls refused under ``on_error="warn"``.
+    """
+
+    accepted: int = 0
+    in_flight: int = 0
+    spooled: int = 0
+    committed: int = 0
+    rejected: Mapping[str, int] = _NOTHING
+    lost: Mapping[str, int] = _NOTHING
+    outcomes: Mapping[str, int] = _NOTHING
+    batches_sealed: int = 0
+    requests_sent: int = 0
+    send_errors: int = 0
+    notices_count: int = 0
+    usage_errors: int = 0
+
+    @property
+    def losses(self) -> dict[str, int]:
+        """Every point that will not arrive, by reason."""
+        return dict(Counter(self.rejected) + Counter(self.lost))
+
+    @property
+    def is_balanced(self) -> bool:
+        """True when every accepted point is accounted for exactly once."""
+        known = self.in_flight + self.spooled + self.committed
+        return self.accepted == known + sum(self.rejected.values()) + sum(self.lost.values())
+
+
+@dataclass(frozen=True, slots=True)
+class CloseInfo:
+    """What `close()` and `shutdown_logger()` found: where every point of this writer is.
+
+    Attributes:
+        statistics: the final ledger; nothing is in flight any more.
+        is_complete: True when every accepted point is stored by the server.
+        notices: notices by kind.
+    """
+
+    run_name: str
+    status: str
+    statistics: Statistics
+    notices: Mapping[str, int] = _NOTHING
+
+    @property
+    def is_complete(self) -> bool:
+        """True when nothing was lost, rejected or left behind."""
+        return self.statistics.committed == self.statistics.accepted
+
+
+@dataclass(slots=True)
+class Ledger:
+    """The mutable counts behind `Statistics`; one owner, the engine thread."""
+
+    accepted: int = 0
+    committed: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)
+    lost: Counter[str] = field(default_factory=Counter)
+    outcomes: Counter[str] = field(default_factory=Counter)
+    batches_sealed: int = 0
+    requests_sent: int = 0
+    send_errors: int = 0
+
+    def snapshot(self, *, in_flight: int) -> Statistics:
+        """Freeze the counts; `in_flight` is measured by the caller, not derived."""
+        return Statistics(
+            accepted=self.accepted,
+            in_flight=in_flight,
+            committed=self.committed,
+            rejected=_frozen(self.rejected),
+            lost=_frozen(self.lost),
+            outcomes=_frozen(self.outcomes),
+            batches_sealed=self.batches_sealed,
+            requests_sent=self.requests_sent,
+            send_errors=self.send_errors,
+        )
+
+
+def _frozen(counts: Counter[str]) -> Mapping[str, int]:
+    return MappingProxyType({reason: n for reason, n in counts.items() if n})
+
+
+def wire_counters(statistics: Statistics) -> dict[str, int]:
+    """The ledger as flat counters for heartbeats, e.g. ``lost/drop_new``."""
+    counters: dict[str, Any] = {
+        "accepted": statistics.accepted,
+        "in_flight": statistics.in_flight,
+        "spooled": statistics.spooled,
+        "committed": statistics.committed,
+    }
+    counters |= {f"rejected/{reason}": n for reason, n in statistics.rejected.items()}
+    counters |= {f"lost/{reason}": n for reason, n in statistics.lost.items()}
+    return counters
