@@ -1,0 +1,1 @@
+"""Documentation, its examples and its snippets."""

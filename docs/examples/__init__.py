@@ -1,0 +1,1 @@
+"""Examples a reader can copy; each runs as it stands."""
