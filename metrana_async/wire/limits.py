@@ -32,3 +32,6 @@ LANES_COUNT: Final = 16
 # A writer is live while it has not left and its heartbeat is younger than this.
 HEARTBEAT_INTERVAL_S: Final = 15.0
 WRITER_LIVE_S: Final = 60.0
+
+# Reads are complete or refused: an answer has at most this many rows.
+ANSWER_ROWS: Final = 1 << 24
