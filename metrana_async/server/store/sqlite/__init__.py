@@ -1,1 +1,1 @@
-"""The embedded store."""
+"""The embedded store: SQLite, a log in front and compressed tiles behind."""

@@ -1,0 +1,245 @@
+"""Catalogue rows to SQL and back: everything a commit holds but its points.
+
+Functions over a connection; the caller owns the transaction.
+"""
+
+# ruff: noqa: S608 — statements are put together from our own column names only
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import orjson
+
+from metrana_async.server.store.base import (
+    AttributeRow,
+    Commit,
+    CutRow,
+    LaneRow,
+    RunContents,
+    RunRow,
+    SeriesRow,
+    WriterRow,
+)
+from metrana_async.wire.model import Family, Ordering, SeriesDef
+
+_NONE: Final = -1
+_INT64_SPAN: Final = 1 << 64
+_INT64_MAX: Final = (1 << 63) - 1
+_IN_MAX: Final = 500
+
+_RUN: Final = (
+    "run_no, run_uid, workspace, project, name, created_ms, state, state_ms, orchestration_ids,"
+    " exception_type, counters"
+)
+_WRITER: Final = (
+    "writer_no, run_no, writer_id, order_us, logger_id, process, is_online, opened_ms, seen_ms,"
+    " left_how, counters"
+)
+
+
+def write_catalogue(
+    connection: sqlite3.Connection, changes: Commit, unit_of: Mapping[int, int]
+) -> None:
+    """Write every row of a commit but its points; `unit_of` places each of its series."""
+    many = connection.executemany
+    marks = ",".join("?" * 11)
+    if changes.runs:
+        many(f"INSERT OR REPLACE INTO run({_RUN}) VALUES({marks})", map(_run_values, changes.runs))
+    if changes.writers:
+        many(
+            f"INSERT OR REPLACE INTO writer({_WRITER}) VALUES({marks})",
+            map(_writer_values, changes.writers),
+        )
+    if changes.series:
+        many(
+            "INSERT OR REPLACE INTO series VALUES(?,?,?,?)",
+            [
+                (s.series_no, s.run_no, unit_of[s.series_no], _definition_text(s.definition))
+                for s in changes.series
+            ],
+        )
+    if changes.envs:
+        many("INSERT OR REPLACE INTO env VALUES(?,?,?)", changes.envs)
+    if changes.lanes:
+        many(
+            "INSERT OR REPLACE INTO lane VALUES(?,?,?,?)",
+            [(x.writer_no, x.lane, x.seq, _signed(x.digest)) for x in changes.lanes],
+        )
+    if changes.pages:
+        many("INSERT OR REPLACE INTO page VALUES(?,?,?)", changes.pages)
+    if changes.attributes_removed:
+        many(
+            "DELETE FROM attribute WHERE run_no=? AND env_no=? AND episode=? AND path=?",
+            [(r, _or_none(e), _or_none(k), p) for r, e, k, p in changes.attributes_removed],
+        )
+    if changes.attributes:
+        many(
+            "INSERT OR REPLACE INTO attribute VALUES(?,?,?,?,?)",
+            [
+                (a.run_no, _or_none(a.env_no), _or_none(a.episode), a.path, _text(a.value))
+                for a in changes.attributes
+            ],
+        )
+    if changes.cuts:
+        many(
+            "INSERT INTO cut(series_no, env_no, episode, generation, time_ms, discarded_points)"
+            " VALUES(?,?,?,?,?,?)",
+            [
+                (c.series_no, c.env_no, c.episode, c.generation, c.time_ms, c.discarded_points)
+                for c in changes.cuts
+            ],
+        )
+
+
+def _text(value: Any) -> str:
+    return orjson.dumps(value).decode()
+
+
+def _or_none(number: int | None) -> int:
+    return _NONE if number is None else number
+
+
+def _none_or(number: int) -> int | None:
+    return None if number == _NONE else number
+
+
+def _signed(digest: int) -> int:
+    return digest - _INT64_SPAN if digest > _INT64_MAX else digest
+
+
+def _run_values(run: RunRow) -> tuple[Any, ...]:
+    return (
+        *(run.run_no, run.run_uid, run.workspace, run.project, run.name, run.created_ms),
+        *(run.state, run.state_ms, _text(run.orchestration_ids), run.exception_type),
+        _text(run.counters),
+    )
+
+
+def _run_row(values: tuple[Any, ...]) -> RunRow:
+    *plain, ids, exception_type, counters = values
+    fields: list[Any] = [*plain, orjson.loads(ids), exception_type, orjson.loads(counters)]
+    return RunRow(*fields)
+
+
+def _writer_values(writer: WriterRow) -> tuple[Any, ...]:
+    return (
+        *(writer.writer_no, writer.run_no, writer.writer_id, writer.order_us, writer.logger_id),
+        *(_text(writer.process), writer.is_online, writer.opened_ms, writer.seen_ms, writer.left),
+        _text(writer.counters),
+    )
+
+
+def _writer_row(values: tuple[Any, ...]) -> WriterRow:
+    *plain, process, is_online, opened_ms, seen_ms, left, counters = values
+    state = [orjson.loads(process), bool(is_online), opened_ms, seen_ms, left]
+    fields: list[Any] = [*plain, *state, orjson.loads(counters)]
+    return WriterRow(*fields)
+
+
+def _definition_text(definition: SeriesDef) -> str:
+    family, metric, scale, labels, ordering, episodic = definition
+    return _text([family.value, metric, scale, labels, ordering.value, episodic])
+
+
+def definition_from_text(text: str) -> SeriesDef:
+    """The definition of a stored series."""
+    family, metric, scale, labels, ordering, episodic = orjson.loads(text)
+    pairs = tuple((key, value) for key, value in labels)
+    return SeriesDef(Family(family), metric, scale, pairs, Ordering(ordering), episodic)
+
+
+def read_runs(connection: sqlite3.Connection, where: str = "", *values: str) -> list[RunRow]:
+    """Runs, oldest first; `where` is a condition on the run table."""
+    found = connection.execute(
+        f"SELECT {_RUN} FROM run {where and 'WHERE ' + where} ORDER BY created_ms, run_no", values
+    )
+    return [_run_row(row) for row in found]
+
+
+def read_contents(connection: sqlite3.Connection, run_no: int) -> RunContents:
+    """See PointStore.run_contents."""
+
+    def select(sql: str) -> list[tuple[Any, ...]]:
+        return connection.execute(sql, (run_no,)).fetchall()
+
+    run = select(f"SELECT {_RUN} FROM run WHERE run_no=?")
+    if not run:
+        raise KeyError(run_no)
+    lanes = select(
+        "SELECT lane.* FROM writer JOIN lane USING(writer_no) WHERE run_no=?"
+        " ORDER BY writer_no, lane"
+    )
+    return RunContents(
+        row=_run_row(run[0]),
+        writers=[
+            _writer_row(row)
+            for row in select(f"SELECT {_WRITER} FROM writer WHERE run_no=? ORDER BY writer_no")
+        ],
+        series=[
+            SeriesRow(series_no, run_no, definition_from_text(text))
+            for series_no, text in select(
+                "SELECT series_no, definition FROM series WHERE run_no=? ORDER BY series_no"
+            )
+        ],
+        env_names=[
+            name for (name,) in select("SELECT name FROM env WHERE run_no=? ORDER BY env_no")
+        ],
+        lanes=[
+            LaneRow(writer, lane, seq, digest % _INT64_SPAN) for writer, lane, seq, digest in lanes
+        ],
+        attributes=[
+            AttributeRow(number, _none_or(env), _none_or(episode), path, orjson.loads(value))
+            for number, env, episode, path, value in select(
+                "SELECT * FROM attribute WHERE run_no=? ORDER BY rowid"
+            )
+        ],
+    )
+
+
+def read_page(connection: sqlite3.Connection, run_no: int, digest: str) -> bytes | None:
+    """The frame of a page, or None."""
+    found = connection.execute(
+        "SELECT frame FROM page WHERE run_no=? AND digest=?", (run_no, digest)
+    ).fetchone()
+    return None if found is None else bytes(found[0])
+
+
+def read_next_numbers(connection: sqlite3.Connection) -> tuple[int, int, int]:
+    """First unused run_no, writer_no, series_no."""
+    run_no, writer_no, series_no = connection.execute(
+        "SELECT (SELECT max(run_no) FROM run), (SELECT max(writer_no) FROM writer),"
+        " (SELECT max(series_no) FROM series)"
+    ).fetchone()
+    return (run_no or 0) + 1, (writer_no or 0) + 1, (series_no or 0) + 1
+
+
+def read_cuts(connection: sqlite3.Connection, series_no: int) -> list[CutRow]:
+    """Restarts of a series, oldest first."""
+    found = connection.execute(
+        "SELECT series_no, env_no, episode, generation, time_ms, discarded_points"
+        " FROM cut WHERE series_no=? ORDER BY cut_no",
+        (series_no,),
+    )
+    return [CutRow(*row) for row in found]
+
+
+def read_heads(
+    connection: sqlite3.Connection, run_no: int, series_nos: Iterable[int] | None
+) -> dict[int, bytes]:
+    """Cursor blobs by series; of the whole run where `series_nos` is None."""
+    if series_nos is None:
+        return dict(
+            connection.execute(
+                "SELECT head.* FROM series JOIN head USING(series_no) WHERE run_no=?", (run_no,)
+            )
+        )
+    wanted = list(series_nos)
+    found: dict[int, bytes] = {}
+    for at in range(0, len(wanted), _IN_MAX):
+        some = wanted[at : at + _IN_MAX]
+        marks = ",".join("?" * len(some))
+        found.update(connection.execute(f"SELECT * FROM head WHERE series_no IN ({marks})", some))
+    return found

@@ -1,0 +1,85 @@
+"""The store's folder: private, on a local disk, and of one server at a time.
+
+SQLite's WAL needs shared memory between its users, which network file systems do not give; two
+servers on one store would give the same numbers twice.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+from typing import Final
+
+from metrana_async.errors import InitError
+
+DATABASE_NAME: Final = "metrana.db"
+LOCK_NAME: Final = "metrana.lock"
+
+_NETWORK_TYPES: Final = frozenset(
+    (
+        *("nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ceph", "glusterfs", "lustre", "beegfs"),
+        *("fuse.sshfs", "fuse.glusterfs", "fuse.s3fs", "fuse.rclone", "fuse.gcsfuse"),
+    )
+)
+_MOUNTS: Final = Path("/proc/self/mountinfo")
+
+
+def prepare_folder(folder: Path) -> None:
+    """Make the folder (mode 0700) and its database file (0600).
+
+    Raises:
+        InitError: it cannot be made or written, or lies on a network file system.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        kind = file_system_type(folder)
+        if kind in _NETWORK_TYPES:
+            raise InitError(
+                f"{folder} is on a network file system ({kind}), where a store would be damaged",
+                hint="choose a data folder on a local disk",
+            )
+        # SQLite gives its -wal and -shm files the mode of the database.
+        os.close(os.open(folder / DATABASE_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    except OSError as error:
+        raise InitError(f"the data folder {folder} cannot be used: {error}") from error
+
+
+def file_system_type(path: Path) -> str | None:
+    """The type of the file system that holds `path`, or None where it is not known (not Linux)."""
+    try:
+        lines = _MOUNTS.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    target = path.resolve()
+    best: tuple[int, str] | None = None
+    for line in lines:
+        before, _, after = line.partition(" - ")
+        mount = Path(before.split()[4].replace("\\040", " "))
+        # Of two mounts on one folder the later line is the one in force.
+        if (mount == target or mount in target.parents) and (
+            best is None or len(mount.parts) >= best[0]
+        ):
+            best = (len(mount.parts), after.split()[0])
+    return None if best is None else best[1]
+
+
+def lock_folder(folder: Path) -> int:
+    """Take the folder for this process; returns the descriptor that holds it until closed.
+
+    Raises:
+        InitError: another server has it; the message says which.
+    """
+    lock = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        holder = os.pread(lock, 64, 0).decode("ascii", "replace").strip() or "unknown"
+        os.close(lock)
+        raise InitError(
+            f"the store in {folder} is in use by another server (process {holder})",
+            hint="use that server, or another data folder",
+        ) from error
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+    return lock

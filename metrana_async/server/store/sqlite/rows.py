@@ -1,0 +1,192 @@
+"""Rows: points of one unit as equal-length columns, whatever their family. Pure.
+
+`key` is what a tile is sorted by: the environment of RL series, the series of STANDARD ones.
+Columns that a family lacks are zero and cost nothing stored. Order is arrival order, within a key
+at least; everything here keeps it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from metrana_async.server.store.base import AcceptedPoints, AcceptedSegments
+from metrana_async.wire.model import FloatArray, Int64Array
+
+Selection = npt.NDArray[np.bool_] | npt.NDArray[np.int64] | slice
+
+INTEGER_NAMES = ("key", "rl_step", "episode", "step", "generation", "time_ms", "writer_no")
+"""The integer columns in the order they are stored."""
+
+
+@dataclass(slots=True)
+class Rows:
+    """n points. Every integer column is int64 [n], `value` float32 or float64 [n]."""
+
+    key: Int64Array
+    rl_step: Int64Array
+    episode: Int64Array
+    step: Int64Array
+    generation: Int64Array
+    time_ms: Int64Array
+    writer_no: Int64Array
+    value: FloatArray
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+    def integers(self) -> list[Int64Array]:
+        """The integer columns in the order of INTEGER_NAMES."""
+        return [getattr(self, name) for name in INTEGER_NAMES]
+
+    def take(self, selection: Selection) -> Rows:
+        """The selected rows: a mask, positions or a slice."""
+        columns: list[Any] = [*self.integers(), self.value]
+        return Rows(*(column[selection] for column in columns))
+
+    def sorted_by_key(self) -> Rows:
+        """By key; arrival order within a key."""
+        key = self.key
+        if len(key) < 2 or bool((key[1:] >= key[:-1]).all()):
+            return self
+        return self.take(np.argsort(key, kind="stable"))
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """What a reader asks for; None asks for everything. Ranges are inclusive.
+
+    `keys` is sorted and unique.
+    """
+
+    keys: Int64Array | None = None
+    rl_steps: tuple[int, int] | None = None
+    episodes: tuple[int, int] | None = None
+    steps: tuple[int, int] | None = None
+
+    def ranges(self) -> list[tuple[str, tuple[int, int]]]:
+        """Column name and range of those that are limited."""
+        named = (("rl_step", self.rl_steps), ("episode", self.episodes), ("step", self.steps))
+        return [(name, limits) for name, limits in named if limits is not None]
+
+    def has_key(self, column: Int64Array) -> npt.NDArray[np.bool_]:
+        """Which of these keys are asked for: bool, the shape of `column`."""
+        if self.keys is None:
+            return np.ones(len(column), dtype=bool)
+        is_wanted: npt.NDArray[np.bool_]
+        is_wanted = column == self.keys[0] if len(self.keys) == 1 else np.isin(column, self.keys)
+        return is_wanted
+
+
+def within(column: Int64Array, limits: tuple[int, int]) -> npt.NDArray[np.bool_]:
+    """Which elements lie in the inclusive range."""
+    return (column >= limits[0]) & (column <= limits[1])
+
+
+def empty_rows() -> Rows:
+    """No rows."""
+    none = np.empty(0, dtype=np.int64)
+    return Rows(none, none, none, none, none, none, none, np.empty(0, dtype=np.float32))
+
+
+def concat_rows(parts: Sequence[Rows]) -> Rows:
+    """All rows, part after part; float64 where any part is."""
+    if len(parts) == 1:
+        return parts[0]
+    if not parts:
+        return empty_rows()
+    columns = zip(*([*p.integers(), p.value] for p in parts), strict=True)
+    return Rows(*(np.concatenate(c) for c in columns))
+
+
+def points_as_rows(tables: Sequence[AcceptedPoints], wanted: Filter) -> Rows:
+    """The wanted rows of tables of one unit; `key` is the series, or the environment."""
+    lengths = [len(t.step) for t in tables]
+    has_envs = tables[0].has_envs
+    key = np.concatenate([t.env_no if has_envs else t.series_no for t in tables])
+    step = np.concatenate([t.step for t in tables])
+    keep = wanted.has_key(key)
+    if wanted.steps is not None:
+        keep &= within(step, wanted.steps)
+    zeros: Int64Array = np.broadcast_to(np.int64(0), len(step))
+    writers = np.array([t.writer_no for t in tables], dtype=np.int64)
+    rows = Rows(
+        key=key,
+        rl_step=np.concatenate([t.rl_step for t in tables]) if has_envs else zeros,
+        episode=zeros,
+        step=step,
+        generation=zeros,
+        time_ms=np.concatenate([t.time_ms for t in tables]),
+        writer_no=np.repeat(writers, lengths),
+        value=np.concatenate([t.value for t in tables]),
+    )
+    return rows if keep.all() else rows.take(keep)
+
+
+def segments_as_rows(
+    tables: Sequence[AcceptedSegments], wanted: Filter, *, by_key: bool = False
+) -> Rows:
+    """The wanted points of tables of one ENV_STEP series, one row a point.
+
+    Segments are chosen (and, with `by_key`, ordered) before any point is touched: environment,
+    episode and rl_step are the same throughout a segment.
+    """
+    env_no = np.concatenate([t.env_no for t in tables])
+    keep = wanted.has_key(env_no)
+    for name, limits in wanted.ranges():
+        if name != "step":
+            keep &= within(np.concatenate([getattr(t, name) for t in tables]), limits)
+    chosen = np.flatnonzero(keep)
+    if by_key:
+        chosen = chosen[np.argsort(env_no[chosen], kind="stable")]
+    all_counts = np.concatenate([t.count for t in tables])
+    count = all_counts[chosen]
+    first = (np.cumsum(all_counts) - all_counts)[chosen]
+    inside = np.arange(int(count.sum()), dtype=np.int64) - np.repeat(
+        np.cumsum(count) - count, count
+    )
+    at = np.repeat(first, count) + inside
+    segments_in = [len(t.env_no) for t in tables]
+    writers = np.array([t.writer_no for t in tables], dtype=np.int64)
+
+    def spread(name: str) -> Int64Array:
+        column = np.concatenate([getattr(t, name) for t in tables])
+        return np.repeat(column[chosen], count)
+
+    return Rows(
+        key=np.repeat(env_no[chosen], count),
+        rl_step=spread("rl_step"),
+        episode=spread("episode"),
+        step=spread("step") + inside,
+        generation=spread("generation"),
+        time_ms=np.concatenate([_point_times(t) for t in tables])[at]
+        if any(t.point_time_ms is not None for t in tables)
+        else spread("time_ms"),
+        writer_no=np.repeat(np.repeat(writers, segments_in)[chosen], count),
+        value=np.concatenate([t.value for t in tables])[at],
+    )
+
+
+def _point_times(table: AcceptedSegments) -> Int64Array:
+    if table.point_time_ms is not None:
+        return table.point_time_ms
+    return np.repeat(table.time_ms, table.count)
+
+
+def tables_as_rows(
+    tables: Sequence[AcceptedPoints | AcceptedSegments], wanted: Filter, *, by_key: bool = False
+) -> Rows:
+    """The wanted rows of one unit's tables, which are all of one family."""
+    points = [t for t in tables if isinstance(t, AcceptedPoints)]
+    segments = [t for t in tables if isinstance(t, AcceptedSegments)]
+    assert not (points and segments), "a unit holds one family"
+    if segments:
+        return segments_as_rows(segments, wanted, by_key=by_key)
+    if not points:
+        return empty_rows()
+    rows = points_as_rows(points, wanted)
+    return rows.sorted_by_key() if by_key else rows

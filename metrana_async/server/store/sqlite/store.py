@@ -1,0 +1,348 @@
+"""The embedded store: one SQLite file, one writer, any number of readers.
+
+The way of a point: `commit` writes it into a **log** row, one a commit, beside the catalogue rows
+and lane marks of the same transaction, and appends it to the in-memory **tail**; `seal` moves a
+unit's tail into **tiles**. Until then a restart rebuilds the tail from the log.
+
+Why each point is read exactly once: a reader first takes the tail as it is, then begins its read
+transaction, reads the unit's `sealed` mark in it, and leaves out tail entries at or below the
+mark. Sealing moves the mark and writes the tiles in one transaction, and empties the tail after
+it; so whenever it happens, an entry is in the tiles the reader sees or in its tail, never in both.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sqlite3
+from collections import deque
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from metrana_async.errors import InitError, InternalError
+from metrana_async.server.store.base import (
+    AcceptedPoints,
+    AcceptedSegments,
+    Commit,
+    CutRow,
+    RunContents,
+    RunRow,
+    SealUnit,
+    StoredEnvSteps,
+    StoredPoints,
+)
+from metrana_async.server.store.sqlite import catalogue, tile_table
+from metrana_async.server.store.sqlite.connections import (
+    ReadPool,
+    WalKeeper,
+    disk_errors,
+    write_transaction,
+)
+from metrana_async.server.store.sqlite.files import DATABASE_NAME, lock_folder, prepare_folder
+from metrana_async.server.store.sqlite.log_rows import decode_log_row, encode_log_row
+from metrana_async.server.store.sqlite.rows import Filter, Rows, concat_rows, tables_as_rows
+from metrana_async.server.store.sqlite.schema import connect, migrate
+from metrana_async.server.store.sqlite.tail import Entry, Table, Tail, UnitTail, split_by_unit
+from metrana_async.server.store.sqlite.tiles import due_points
+from metrana_async.server.store.sqlite.units import UNIT_SERIES_COUNT, Unit, Units
+
+TAIL_BYTES_MAX: Final = 64 << 20
+TAIL_AGE_S: Final = 60.0
+LOG_BYTES_MAX: Final = 128 << 20
+"""Log rows kept for slow units; beyond it the unit that holds the oldest is sealed."""
+
+
+class SqliteStore:
+    """A `PointStore` in a folder of the local disk. The opening thread need not be the owner."""
+
+    def __init__(self, folder: Path | str) -> None:
+        """Open the folder, make it where there is none, and take it for this process.
+
+        Raises:
+            InitError: another server has it, it is on a network file system, cannot be written,
+                or was written by a newer version.
+        """
+        self._folder = Path(folder)
+        self._generation = secrets.token_hex(16)
+        self._units = Units()
+        self._tail = Tail()
+        self._log_sizes: deque[tuple[int, int]] = deque()
+        self._next_log_no = 1
+        prepare_folder(self._folder)
+        self._lock: int | None = lock_folder(self._folder)
+        path = str(self._folder / DATABASE_NAME)
+        self._readers = ReadPool(lambda: connect(path, read_only=True))
+        try:
+            self._writer = connect(path, read_only=False)
+            self._wal = WalKeeper(self._writer, Path(path + "-wal"), self._readers)
+            migrate(self._writer)
+            self._load()
+        except sqlite3.Error as error:
+            self.close()
+            raise InitError(f"the store in {folder} cannot be opened: {error}") from error
+        except BaseException:
+            self.close()
+            raise
+
+    def _load(self) -> None:
+        """Rebuild units and the tail."""
+        self._units.load(self._writer)
+        marks = [unit.sealed for unit in self._units.by_no.values()]
+        for log_no, blob in self._writer.execute("SELECT log_no, tables FROM log ORDER BY log_no"):
+            marks.append(log_no)
+            self._log_sizes.append((log_no, len(blob)))
+            placed = self._place(*decode_log_row(blob))
+            unsealed = [(no, t) for no, t in placed if log_no > self._units.by_no[no].sealed]
+            self._tail.append(log_no, unsealed)
+        # Log rows come and go, so their numbers are ours to keep from coming back.
+        self._next_log_no = max(marks, default=0) + 1
+
+    @property
+    def generation(self) -> str:
+        """See PointStore."""
+        return self._generation
+
+    # --- commit ----------------------------------------------------------------------------
+    def commit(self, changes: Commit) -> None:
+        """See PointStore."""
+        placement = self._units.prepare(changes.series)
+        blob = b""
+        if changes.points or changes.segments:
+            for points in changes.points:
+                self._units.check(points.series_no, placement)
+            for segments in changes.segments:
+                self._units.check(np.array([segments.series_no]), placement)
+            blob = encode_log_row(changes.points, changes.segments)
+        log_no = self._next_log_no
+        with write_transaction(self._writer, "committing to the store"):
+            self._writer.executemany(
+                "INSERT INTO unit VALUES(?,?,?,0)",
+                [(u.unit_no, u.run_no, u.group_size) for u in placement.new_units],
+            )
+            catalogue.write_catalogue(self._writer, changes, placement.unit_of)
+            if blob:
+                self._writer.execute("INSERT INTO log VALUES(?,?)", (log_no, blob))
+        self._units.adopt(placement)
+        if blob:
+            self._next_log_no += 1
+            self._log_sizes.append((log_no, len(blob)))
+            self._tail.append(log_no, self._place(changes.points, changes.segments))
+        self._wal.wrote(len(blob))
+
+    def _place(
+        self, points: list[AcceptedPoints], segments: list[AcceptedSegments]
+    ) -> list[tuple[int, Table]]:
+        """Each table with its unit, tables of several units cut apart."""
+        unit_of = self._units.unit_of
+        placed: list[tuple[int, Table]] = []
+        for table in points:
+            placed += split_by_unit(table, unit_of)
+        placed += [(int(unit_of[t.series_no]), t) for t in segments if len(t.value)]
+        return placed
+
+    # --- catalogue -------------------------------------------------------------------------
+    def runs(self) -> list[RunRow]:
+        """See PointStore."""
+        with self._readers.transaction() as connection:
+            return catalogue.read_runs(connection)
+
+    def find_run(self, workspace: str, project: str, name: str) -> RunRow | None:
+        """See PointStore."""
+        where = "workspace=? AND project=? AND name=?"
+        with self._readers.transaction() as connection:
+            found = catalogue.read_runs(connection, where, workspace, project, name)
+        return found[0] if found else None
+
+    def find_run_uid(self, run_uid: str) -> RunRow | None:
+        """See PointStore."""
+        with self._readers.transaction() as connection:
+            found = catalogue.read_runs(connection, "run_uid=?", run_uid)
+        return found[0] if found else None
+
+    def run_contents(self, run_no: int) -> RunContents:
+        """See PointStore."""
+        with self._readers.transaction() as connection:
+            return catalogue.read_contents(connection, run_no)
+
+    def page(self, run_no: int, digest: str) -> bytes | None:
+        """See PointStore."""
+        with self._readers.transaction() as connection:
+            return catalogue.read_page(connection, run_no, digest)
+
+    def next_numbers(self) -> tuple[int, int, int]:
+        """See PointStore."""
+        with self._readers.transaction() as connection:
+            return catalogue.read_next_numbers(connection)
+
+    # --- points ----------------------------------------------------------------------------
+    def read_points(
+        self,
+        series_no: int,
+        *,
+        env_no: int | None = None,
+        step_range: tuple[int, int] | None = None,
+    ) -> StoredPoints:
+        """See PointStore."""
+        unit = self._units.find(series_no)
+        is_standard = unit is None or unit.is_standard
+        keys = series_no if is_standard else env_no
+        wanted = Filter(_sorted_keys(None if keys is None else [keys]), steps=step_range)
+        rows = self._read(unit, wanted)
+        env = rows.key
+        if is_standard:
+            env = np.zeros(len(rows), dtype=np.int64)
+            if env_no not in (None, 0):
+                rows, env = rows.take(slice(0, 0)), env[:0]
+        return StoredPoints(env, rows.step, rows.rl_step, rows.time_ms, rows.value, rows.writer_no)
+
+    def read_env_steps(
+        self,
+        series_no: int,
+        *,
+        env_nos: Sequence[int] | None = None,
+        episode_range: tuple[int, int] | None = None,
+        rl_step_range: tuple[int, int] | None = None,
+    ) -> StoredEnvSteps:
+        """See PointStore."""
+        wanted = Filter(_sorted_keys(env_nos), rl_steps=rl_step_range, episodes=episode_range)
+        rows = self._read(self._units.find(series_no), wanted)
+        return StoredEnvSteps(
+            env_no=rows.key,
+            episode=rows.episode,
+            generation=rows.generation,
+            rl_step=rows.rl_step,
+            step=rows.step,
+            time_ms=rows.time_ms,
+            value=rows.value,
+            writer_no=rows.writer_no,
+        )
+
+    def _read(self, unit: Unit | None, wanted: Filter) -> Rows:
+        """Rows of a unit, sealed ones first; the tail is taken before the tiles (see above)."""
+        if unit is None:
+            return concat_rows([])
+        entries = self._tail.snapshot(unit.unit_no)
+        sealed, parts = tile_table.read_tiles(self._readers, unit.unit_no, wanted)
+        tables = [entry.table for entry in entries if entry.log_no > sealed]
+        if tables:
+            parts.append(tables_as_rows(tables, wanted))
+        return concat_rows([part for part in parts if len(part)])
+
+    def cuts(self, series_no: int) -> list[CutRow]:
+        """See PointStore."""
+        with self._readers.transaction() as connection:
+            return catalogue.read_cuts(connection, series_no)
+
+    # --- cursors and upkeep ----------------------------------------------------------------
+    def heads(self, run_no: int, series_nos: Iterable[int] | None = None) -> dict[int, bytes]:
+        """See PointStore."""
+        with self._readers.transaction() as connection:
+            return catalogue.read_heads(connection, run_no, series_nos)
+
+    def tail(self, series_no: int) -> list[AcceptedPoints | AcceptedSegments]:
+        """See PointStore."""
+        unit = self._units.find(series_no)
+        if unit is None:
+            return []
+        tables = [entry.table for entry in self._tail.snapshot(unit.unit_no)]
+        return [t for t in tables if bool(np.any(np.asarray(t.series_no) == series_no))]
+
+    def due(self, *, now_s: float, everything: bool = False) -> list[SealUnit]:
+        """See PointStore.
+
+        A unit is due when its tail fills a tile of every group or is older than TAIL_AGE_S; the
+        biggest also while all tails hold more than TAIL_BYTES_MAX, and the one that keeps the
+        oldest log row also while the log holds more than LOG_BYTES_MAX.
+        """
+        tails = self._tail.units()
+        excess = self._tail.nbytes - TAIL_BYTES_MAX
+        chosen: dict[int, None] = {}
+        by_size = sorted(tails, key=lambda no: tails[no].nbytes, reverse=True)
+        for unit_no in by_size:
+            if excess <= 0:
+                break
+            chosen[unit_no] = None
+            excess -= tails[unit_no].nbytes
+        if tails and sum(n_bytes for _, n_bytes in self._log_sizes) > LOG_BYTES_MAX:
+            chosen[min(tails, key=lambda no: tails[no].first_log_no)] = None
+        for unit_no in by_size:
+            tail = tails[unit_no]
+            if tail.since_s is None:
+                tail.since_s = now_s
+            is_old = now_s - tail.since_s >= TAIL_AGE_S
+            if everything or is_old or self._is_full(self._units.by_no[unit_no], tail):
+                chosen[unit_no] = None
+        return [self._seal_unit(unit_no) for unit_no in chosen]
+
+    def _is_full(self, unit: Unit, tail: UnitTail) -> bool:
+        keys_count = tail.keys_span
+        if unit.is_standard:
+            keys_count = min(keys_count, UNIT_SERIES_COUNT)
+        return tail.points_count >= due_points(keys_count, unit.group_size)
+
+    def _seal_unit(self, unit_no: int) -> SealUnit:
+        """The unit as the protocol names it: those of its series that have a tail."""
+        unit = self._units.by_no[unit_no]
+        return SealUnit(unit.run_no, tuple(_series_in(self._tail.snapshot(unit_no))))
+
+    def seal(self, unit: SealUnit, heads: dict[int, bytes]) -> None:
+        """See PointStore.
+
+        A unit to which another of its series was committed since `due` is left as it is: the
+        heads do not cover it. `due` names it again.
+        """
+        found = {self._units.find(series_no) for series_no in unit.series_nos}
+        if len(found) != 1 or None in found:
+            raise InternalError(f"series {unit.series_nos} are not one unit of this store")
+        (ours,) = found
+        assert ours is not None
+        entries = self._tail.snapshot(ours.unit_no)
+        if not heads.keys() >= set(_series_in(entries)):
+            return
+        with disk_errors("sealing"):
+            change = tile_table.prepare(self._writer, ours, entries)
+        sealed = entries[-1].log_no if entries else ours.sealed
+        needed = self._tail.first_log_no(besides=ours.unit_no)
+        keep_from = self._next_log_no if needed is None else needed
+        with write_transaction(self._writer, "sealing"):
+            # Log rows go first, so that tiles can take their pages.
+            self._writer.execute("DELETE FROM log WHERE log_no < ?", (keep_from,))
+            tile_table.write(self._writer, ours.unit_no, change)
+            self._writer.execute(
+                "UPDATE unit SET sealed=?, group_size=? WHERE unit_no=?",
+                (sealed, change.group_size, ours.unit_no),
+            )
+            self._writer.executemany("INSERT OR REPLACE INTO head VALUES(?,?)", heads.items())
+        ours.sealed, ours.group_size = sealed, change.group_size
+        self._tail.drop(ours.unit_no)
+        while self._log_sizes and self._log_sizes[0][0] < keep_from:
+            self._log_sizes.popleft()
+        self._wal.wrote(change.nbytes + sum(map(len, heads.values())))
+
+    def close(self) -> None:
+        """See PointStore."""
+        if self._lock is None:
+            return
+        self._readers.close()
+        writer: Any = getattr(self, "_writer", None)
+        if writer is not None:
+            writer.close()
+        os.close(self._lock)
+        self._lock = None
+
+
+def _sorted_keys(keys: Sequence[int] | None) -> Any:
+    return None if keys is None else np.unique(np.asarray(keys, dtype=np.int64))
+
+
+def _series_in(entries: list[Entry]) -> list[int]:
+    """The series that have rows in these entries, ascending."""
+    tables = [entry.table for entry in entries]
+    if not tables:
+        return []
+    columns = [np.atleast_1d(np.asarray(t.series_no, dtype=np.int64)) for t in tables]
+    found: list[int] = np.unique(np.concatenate(columns)).tolist()
+    return found

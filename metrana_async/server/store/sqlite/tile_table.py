@@ -1,0 +1,157 @@
+"""Tiles in the database: choosing and reading them, and what a seal writes.
+
+Tiles of a unit and group are in arrival order of their numbers. A tile of SMALL_TILE_POINTS or
+more is never rewritten; smaller ones are the newest of their group, each less than half of the one
+before it, so a seal that merges backwards rewrites a point only a few times in its life.
+"""
+
+# ruff: noqa: S608 — statements are put together from our own column names only
+
+from __future__ import annotations
+
+import sqlite3
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from metrana_async.errors import InternalError
+from metrana_async.server.store.sqlite.connections import ReadPool
+from metrana_async.server.store.sqlite.rows import Filter, Rows, concat_rows, tables_as_rows
+from metrana_async.server.store.sqlite.tail import Entry
+from metrana_async.server.store.sqlite.tiles import (
+    SMALL_TILE_POINTS,
+    Tile,
+    choose_group_size,
+    decode_tile,
+    encode_tiles,
+    split_by_group,
+)
+from metrana_async.server.store.sqlite.units import Unit
+
+_FETCH_COUNT: Final = 64
+_Packed = tuple[int, int, bytes, bytes]
+"""tile_no, points_count and the two blobs."""
+_EVERYTHING: Final = Filter()
+
+
+# --- reading -------------------------------------------------------------------------------
+def read_tiles(readers: ReadPool, unit_no: int, wanted: Filter) -> tuple[int, list[Rows]]:
+    """The unit's sealed mark, and the wanted rows of its tiles as of that mark, in order.
+
+    Small tiles are fetched in the transaction that reads the mark. Large ones are never rewritten,
+    so they follow in transactions of their own, which keeps each short whatever the unit's size.
+    """
+    with readers.transaction() as connection:
+        mark = connection.execute(
+            "SELECT sealed, group_size FROM unit WHERE unit_no=?", (unit_no,)
+        ).fetchone()
+        if mark is None or mark[1] is None:
+            return (0 if mark is None else mark[0]), []
+        sealed, group_size = mark
+        chosen = _choose(connection, unit_no, group_size, wanted)
+        small = {no: _fetch(connection, no) for no, n in chosen if n < SMALL_TILE_POINTS}
+    parts = []
+    for at in range(0, len(chosen), _FETCH_COUNT):
+        some = chosen[at : at + _FETCH_COUNT]
+        with readers.transaction() as connection:
+            blobs = [small.get(no) or _fetch(connection, no) for no, _ in some]
+        decoded = [decode_tile(n, *blob, wanted) for (_, n), blob in zip(some, blobs, strict=True)]
+        parts += [rows for rows in decoded if rows is not None]
+    return sealed, parts
+
+
+def _fetch(connection: sqlite3.Connection, tile_no: int) -> tuple[bytes, bytes]:
+    found: tuple[bytes, bytes] | None = connection.execute(
+        "SELECT integers, value FROM tile WHERE tile_no=?", (tile_no,)
+    ).fetchone()
+    if found is None:
+        raise InternalError(f"tile {tile_no} is gone while it is read")
+    return found
+
+
+def _choose(
+    connection: sqlite3.Connection, unit_no: int, group_size: int, wanted: Filter
+) -> list[tuple[int, int]]:
+    """Number and points of each tile that may hold wanted rows, in order; reads the index only."""
+    limited = list(wanted.ranges())
+    keys = wanted.keys
+    conditions, values = ["unit_no=?"], [unit_no]
+    if keys is not None:
+        if len(keys) == 0:
+            return []
+        limited.append(("key", (int(keys[0]), int(keys[-1]))))
+        conditions.append("group_no BETWEEN ? AND ?")
+        values += [int(keys[0]) // group_size, int(keys[-1]) // group_size]
+    for name, (low, high) in limited:
+        conditions.append(f"{name}_low <= ? AND {name}_high >= ?")
+        values += [high, low]
+    found: list[Any] = connection.execute(
+        "SELECT tile_no, points_count, key_low, key_high FROM tile INDEXED BY tile_bounds"
+        f" WHERE {' AND '.join(conditions)}",
+        values,
+    ).fetchall()
+    if keys is not None and len(keys) > 1 and found:
+        bounds = np.array(found, dtype=np.int64)
+        holds = np.searchsorted(keys, bounds[:, 2]) < np.searchsorted(keys, bounds[:, 3], "right")
+        found = [found[i] for i in np.flatnonzero(holds)]
+    return sorted((row[0], row[1]) for row in found)
+
+
+# --- sealing -------------------------------------------------------------------------------
+@dataclass(slots=True)
+class TileChange:
+    """What a seal does to a unit's tiles."""
+
+    group_size: int | None
+    removed: list[int]
+    tiles: list[Tile]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the new tiles."""
+        return sum(len(t.integers) + len(t.value) for t in self.tiles)
+
+
+def prepare(connection: sqlite3.Connection, unit: Unit, entries: list[Entry]) -> TileChange:
+    """Encode a unit's tail, merged with the small tiles it follows. Writes nothing."""
+    rows = tables_as_rows([entry.table for entry in entries], _EVERYTHING, by_key=True)
+    group_size = unit.group_size
+    if len(rows) == 0:
+        return TileChange(group_size, [], [])
+    if group_size is None:
+        keys_count = int(np.count_nonzero(np.diff(rows.key))) + 1
+        group_size = choose_group_size(len(rows), keys_count)
+    small: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for group_no, tile_no, n in connection.execute(
+        "SELECT group_no, tile_no, points_count FROM tile INDEXED BY tile_small"
+        f" WHERE unit_no=? AND points_count < {SMALL_TILE_POINTS} ORDER BY tile_no",
+        (unit.unit_no,),
+    ):
+        small[group_no].append((tile_no, n))
+    change = TileChange(group_size, [], [])
+    for group_no, fresh in split_by_group(rows, group_size):
+        older, count = small[group_no], len(fresh)
+        parts = [fresh]
+        while older and older[-1][1] <= 2 * count:
+            tile_no, n = older.pop()
+            merged = decode_tile(n, *_fetch(connection, tile_no), _EVERYTHING)
+            assert merged is not None
+            parts.append(merged)
+            change.removed.append(tile_no)
+            count += n
+        change.tiles += encode_tiles(group_no, concat_rows(parts[::-1]).sorted_by_key())
+    return change
+
+
+def write(connection: sqlite3.Connection, unit_no: int, change: TileChange) -> None:
+    """Apply a change inside the caller's transaction."""
+    connection.executemany("DELETE FROM tile WHERE tile_no=?", ((n,) for n in change.removed))
+    connection.executemany(
+        "INSERT INTO tile VALUES(NULL,?,?,?,?,?,?,?,?,?,?,?,?,?)",
+        (
+            (unit_no, t.group_no, t.points_count, *t.bounds, t.integers, t.value)
+            for t in change.tiles
+        ),
+    )
