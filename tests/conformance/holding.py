@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from metrana_async.transport.http import HttpTransport
-
 from metrana_async.local import find
 from metrana_async.transport.base import Transport
+from metrana_async.transport.http import HttpTransport
 from metrana_async.wire.acks import BatchReply, BatchStatus, IngestReply, encode_reply
 from metrana_async.wire.batch import decode_batch
 from metrana_async.wire.frames import FRAME_BATCH, iter_frames

@@ -1,0 +1,1 @@
+"""Measurements; nothing here asserts. README.md says what the numbers cannot tell."""

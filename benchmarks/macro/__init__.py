@@ -1,0 +1,1 @@
+"""Whole ways: caller to store."""

@@ -1,0 +1,210 @@
+"""The store contract: every `PointStore` answers as the protocol says, and all of them alike."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, note, settings
+from hypothesis import strategies as st
+
+from metrana_async.server.store.base import (
+    AcceptedPoints,
+    AttributeRow,
+    Commit,
+    PointStore,
+    SealUnit,
+    SeriesRow,
+)
+from metrana_async.server.store.memory import MemoryStore
+from metrana_async.server.store.sqlite.store import SqliteStore
+from metrana_async.wire.model import Family
+from tests.unit.server.store.samples import (
+    World,
+    assert_same_answers,
+    definition,
+    run_row,
+    same_points,
+    writer_row,
+)
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[PointStore]:
+    """Each kind of store, empty."""
+    made = MemoryStore() if request.param == "memory" else SqliteStore(tmp_path / "store")
+    yield made
+    made.close()
+
+
+def seal(store: PointStore, unit: SealUnit, oracle: PointStore | None = None) -> None:
+    """Seal a unit under made-up heads; of the oracle, series by series."""
+    heads = {n: f"head of {n}".encode() for n in unit.series_nos}
+    store.seal(unit, heads)
+    for series_no in unit.series_nos if oracle else ():
+        oracle.seal(SealUnit(unit.run_no, (series_no,)), heads)
+
+
+def seal_everything(store: PointStore) -> None:
+    """Seal all that has a tail."""
+    for unit in store.due(now_s=0.0, everything=True):
+        seal(store, unit)
+
+
+def test_an_empty_store_answers(store: PointStore) -> None:
+    """A store without runs gives first numbers, no rows and no heads."""
+    assert store.runs() == []
+    assert store.next_numbers() == (1, 1, 1)
+    assert store.find_run("default", "proj", "run") is None
+    assert store.find_run_uid("0" * 32) is None
+    assert store.page(1, "d" * 32) is None
+    assert store.heads(1) == {}
+    assert store.due(now_s=0.0, everything=True) == []
+    assert len(store.read_points(1)) == 0
+    assert len(store.read_env_steps(1)) == 0
+    with pytest.raises(KeyError):
+        store.run_contents(1)
+
+
+def test_generations_differ() -> None:
+    """Each opening draws another generation of 32 hex digits."""
+    first, second = MemoryStore().generation, MemoryStore().generation
+    assert first != second
+    assert len(bytes.fromhex(first)) == 16
+
+
+def test_rows_replace_rows_of_the_same_key(store: PointStore) -> None:
+    """A run, writer or attribute row committed again replaces the older one."""
+    store.commit(World(1).catalogue())
+    store.commit(Commit(attributes=[AttributeRow(1, None, None, "a", 1)]))
+    store.commit(
+        Commit(
+            runs=[run_row(1, state="failed", exception_type="ValueError")],
+            writers=[writer_row(1, 1, left="closed")],
+            attributes=[AttributeRow(1, None, None, "a", None), AttributeRow(1, 0, 2, "a", 3)],
+        )
+    )
+    contents = store.run_contents(1)
+    assert (contents.row.state, contents.row.exception_type) == ("failed", "ValueError")
+    assert contents.writers[0].left == "closed"
+    assert [(a.env_no, a.episode, a.value) for a in contents.attributes] == [
+        (None, None, None),
+        (0, 2, 3),
+    ]
+    store.commit(Commit(attributes_removed=[(1, None, None, "a")]))
+    assert [a.env_no for a in store.run_contents(1).attributes] == [0]
+
+
+def test_a_run_is_found_by_name_and_uid(store: PointStore) -> None:
+    """Runs are listed oldest first and found by their name or uid."""
+    store.commit(World(1).catalogue())
+    assert [run.run_no for run in store.runs()] == [2, 1]
+    assert store.find_run("default", "proj", "run-2").run_no == 2
+    assert store.find_run_uid(f"{1:032x}").name == "run-1"
+    assert store.page(1, "d" * 32) == b"frame"
+
+
+def test_heads_and_tail_change_places_at_a_seal(store: PointStore) -> None:
+    """After a seal the tail of its series is empty and the head is the one given."""
+    world = World(2)
+    store.commit(world.catalogue())
+    store.commit(Commit(points=[world.standard_points(30, [5])]))
+    assert sum(len(t.value) for t in store.tail(5)) == 30
+    seal_everything(store)
+    assert store.tail(5) == []
+    assert store.heads(1) == {5: b"head of 5"}
+    assert store.heads(1, [5, 6]) == {5: b"head of 5"}
+    store.commit(Commit(points=[world.standard_points(3, [5])]))
+    assert sum(len(t.value) for t in store.tail(5)) == 3
+
+
+def test_sealing_changes_no_answer(store: PointStore) -> None:
+    """What is read after a seal is what was read before it, value for value."""
+    world = World(3)
+    store.commit(world.catalogue())
+    table = world.standard_points(200, [7])
+    segments = world.segments(50)
+    store.commit(Commit(points=[table], segments=[segments]))
+    before = store.read_points(7), store.read_env_steps(segments.series_no)
+    seal_everything(store)
+    same_points(store.read_points(7), before[0])
+    same_points(store.read_env_steps(segments.series_no), before[1])
+
+
+def test_arrival_order_of_one_step_survives(store: PointStore) -> None:
+    """Rows of one series at one step come back in the order they were committed."""
+    store.commit(World(4).catalogue())
+    zeros = np.zeros(4, dtype=np.int64)
+    for round_no in range(3):
+        values = np.arange(4, dtype=np.float32) + 4 * round_no
+        series = np.array([2, 1, 2, 1])
+        store.commit(
+            Commit(points=[AcceptedPoints(1, 1, series, zeros, zeros, zeros, zeros, values)])
+        )
+        seal_everything(store)
+    assert store.read_points(1).value.tolist() == [1, 3, 5, 7, 9, 11]
+    assert store.read_points(2).value.tolist() == [0, 2, 4, 6, 8, 10]
+
+
+Open = Callable[[], SqliteStore]
+
+
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    actions=st.lists(
+        st.sampled_from(["commit", "commit", "big", "seal one", "seal all", "reopen"]),
+        min_size=1,
+        max_size=12,
+    ),
+)
+def test_sqlite_answers_as_the_oracle(seed: int, actions: list[str]) -> None:
+    """Sealed, unsealed and reopened, SQLite gives the oracle's answers to every question."""
+    note(f"seed {seed}")
+    world, oracle = World(seed), MemoryStore()
+    with tempfile.TemporaryDirectory() as folder:
+        store = SqliteStore(folder)
+        changes = world.catalogue()
+        store.commit(changes)
+        oracle.commit(changes)
+        for action in actions:
+            if action in ("commit", "big"):
+                changes = world.commit(scale=1 if action == "commit" else 300)
+                store.commit(changes)
+                oracle.commit(changes)
+            elif action == "reopen":
+                store.close()
+                store = SqliteStore(folder)
+            else:
+                units = store.due(now_s=0.0, everything=True)
+                for unit in units[:1] if action == "seal one" else units:
+                    seal(store, unit, oracle)
+        assert_same_answers(store, oracle, world)
+        store.close()
+        store = SqliteStore(folder)
+        assert_same_answers(store, oracle, world)
+        store.close()
+
+
+def test_many_tiles_answer_as_the_oracle(tmp_path: Path) -> None:
+    """A family that fills tiles, is merged and cut, reads as the oracle in every range."""
+    world, oracle, store = World(5), MemoryStore(), SqliteStore(tmp_path)
+    changes = world.catalogue()
+    changes.series.append(SeriesRow(76, 1, definition(Family.ENV_STEP, "late")))
+    world.env_step.append(76)
+    for _ in range(6):
+        store.commit(changes)
+        oracle.commit(changes)
+        for unit in store.due(now_s=0.0, everything=True):
+            seal(store, unit, oracle)
+        changes = Commit(
+            points=[world.standard_points(45_000), world.episode_points(20_000)],
+            segments=[world.segments(300, longest=200), world.segments(9)],
+        )
+    assert_same_answers(store, oracle, world)
+    store.close()
