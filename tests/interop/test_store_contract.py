@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, note, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metrana_async.server.store.base import (
@@ -149,12 +149,7 @@ def test_arrival_order_of_one_step_survives(store: PointStore) -> None:
     assert store.read_points(2).value.tolist() == [0, 2, 4, 6, 8, 10]
 
 
-Open = Callable[[], SqliteStore]
-
-
-@settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),
     actions=st.lists(
@@ -165,7 +160,6 @@ Open = Callable[[], SqliteStore]
 )
 def test_sqlite_answers_as_the_oracle(seed: int, actions: list[str]) -> None:
     """Sealed, unsealed and reopened, SQLite gives the oracle's answers to every question."""
-    note(f"seed {seed}")
     world, oracle = World(seed), MemoryStore()
     with tempfile.TemporaryDirectory() as folder:
         store = SqliteStore(folder)

@@ -187,7 +187,11 @@ class RunContents:
 
 @dataclass(slots=True)
 class StoredPoints:
-    """Rows of one STANDARD or EPISODE series in arrival order; equal-length columns."""
+    """Rows of one STANDARD or EPISODE series; equal-length columns.
+
+    Arrival order, for an EPISODE series within each environment. `value` is float32 or float64,
+    whichever holds every value; it need not be the dtype that was committed.
+    """
 
     env_no: Int64Array
     step: Int64Array
