@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import datetime
+import datetime as dt
 import enum
 import math
 import os
@@ -198,7 +198,7 @@ def _leaf(value: Any, path: str) -> Any:
         return encode_attribute(float(value))
     if isinstance(value, os.PathLike):
         return _text(os.fsdecode(value), path)
-    if isinstance(value, datetime.date | datetime.time):
+    if isinstance(value, dt.date | dt.time):
         return value.isoformat()
     return _array_leaf(value, path)
 

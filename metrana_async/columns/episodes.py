@@ -42,9 +42,10 @@ def episode_columns(
     rl_step: Any,
     episode: Any,
     env_id: Any,
-    timestamp: Any,
-    dtype: Any,
+    *,
     now_ms: int,
+    timestamp: Any = None,
+    dtype: Any = None,
 ) -> EpisodeColumns:
     """Validate and copy one call of `log_rl_episode`.
 
@@ -53,9 +54,9 @@ def episode_columns(
         rl_step: the training update, one or [N].
         episode: None for the next number of each environment, one number, or [N].
         env_id: one id, None (``default``), or N ids; ids may repeat.
+        now_ms: the caller's clock.
         timestamp: Unix ms, one or [N]; None is `now_ms`.
         dtype: see `values.coerce_values`.
-        now_ms: the caller's clock.
 
     Raises:
         InvalidShapeError: an argument is neither scalar nor as long as `value`, or one episode

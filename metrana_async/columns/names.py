@@ -31,6 +31,10 @@ _REFUSED_CATEGORIES: Final = {
 _JOINERS: Final = "\u200c\u200d"
 _NOT_IN_ENV_IDS: Final = frozenset("/\\?#%")
 
+_CHECKED_IDS_MAX: Final = 1 << 16
+_checked_ids: dict[str, str] = {}
+"""Environment ids that passed, bounded: thousands of them come again with every call."""
+
 
 def check_metric_name(name: Any) -> str:
     """Return `name` as an exact str: 1..256 UTF-8 bytes, printable, no white space at its ends.
@@ -81,11 +85,11 @@ def check_labels(labels: Any, evaluation: Any = None) -> Labels:
 
 
 def check_env_id(env_id: Any) -> str:
-    """Return an environment id as an exact str: 1..128 bytes, URL-safe; None is ``default``.
+    r"""Return an environment id as an exact str: 1..128 bytes, URL-safe; None is ``default``.
 
     Raises:
         InvalidTypeError: it is not a str.
-        InvalidNameError: it is empty, too long, ``.`` or ``..``, or holds one of ``/ \\ ? # %``,
+        InvalidNameError: it is empty, too long, ``.`` or ``..``, or holds one of ``/ \ ? # %``,
             white space or a control character.
     """
     return DEFAULT_ENV if env_id is None else _checked_env_id(env_id, "env_id")
@@ -123,14 +127,11 @@ def check_repeatable_env_ids(env_ids: Any) -> tuple[str, ...]:
         raise InvalidTypeError(
             f"env_id is {_described(env_ids)}; it is a str, or a list, tuple or array of str"
         )
-    # An id is checked once however often it occurs.
-    known: dict[Any, str] = {}
-    for position, env_id in enumerate(env_ids):
-        if not isinstance(env_id, str):
-            raise InvalidTypeError(f"env_id[{position}] is {_described(env_id)}, not a str")
-        if env_id not in known:
-            known[env_id] = _checked_env_id(env_id, f"env_id[{position}]")
-    return tuple(map(known.__getitem__, env_ids))
+    try:
+        return tuple(map(_checked_ids.__getitem__, env_ids))
+    except (KeyError, TypeError):  # one is new, or is no id
+        checked = [_checked_env_id(x, f"env_id[{i}]") for i, x in enumerate(env_ids)]
+    return tuple(checked)
 
 
 def check_attribute_path(path: Any) -> str:
@@ -157,15 +158,20 @@ def _label_value(key: Any, value: Any) -> str:
 
 
 def _checked_env_id(env_id: Any, what: str) -> str:
+    known = _checked_ids.get(env_id) if isinstance(env_id, str) else None
+    if known is not None:
+        return known
     checked = _checked(env_id, what, limits.ENV_ID_BYTES)
     if checked in {".", ".."}:
         raise InvalidNameError(f"{what} {checked!r} means a directory, it cannot be an id")
-    if not checked.isalnum():  # the common ids need no look at every character
-        for position, character in enumerate(checked):
-            if character in _NOT_IN_ENV_IDS or character.isspace():
-                raise InvalidNameError(
-                    f"{what} {checked!r}: {character!r} at position {position} is not URL-safe"
-                )
+    for position, character in enumerate(checked):
+        if character in _NOT_IN_ENV_IDS or character.isspace():
+            raise InvalidNameError(
+                f"{what} {checked!r}: {character!r} at position {position} is not URL-safe"
+            )
+    if len(_checked_ids) >= _CHECKED_IDS_MAX:
+        _checked_ids.clear()
+    _checked_ids[checked] = checked
     return checked
 
 

@@ -37,6 +37,7 @@ from metrana_async.wire.limits import STEP_MAX
 from metrana_async.wire.model import FloatArray, Int64Array, StepMode
 
 _CACHED_ENV_SETS: Final = 64
+_CACHED_SINGLE_ENVS: Final = 1 << 16
 
 _DEFAULT_ENVS: Final = (check_env_id(None),)
 
@@ -82,6 +83,7 @@ class EnvIdCache:
     def __init__(self) -> None:
         self._recent: tuple[list[Any], tuple[str, ...]] = ([], ())
         self._known: OrderedDict[tuple[str, ...], tuple[str, ...]] = OrderedDict()
+        self._singles: dict[str, tuple[str, ...]] = {}
 
     def resolve(self, env_id: Any) -> tuple[str, ...]:
         """Return the ids that `env_id` names: None, one id, or a list, tuple or array of ids.
@@ -92,8 +94,7 @@ class EnvIdCache:
         if env_id is None:
             return _DEFAULT_ENVS
         if isinstance(env_id, str):
-            # Equal strings of another type (a str enum, numpy's) are looked up by their characters.
-            return self._canonical((str.__str__(env_id),), [env_id])
+            return self._singles.get(env_id) or self._single(check_env_id(env_id))
         if isinstance(env_id, np.ndarray):
             return self._canonical(check_env_ids(env_id), None)
         if type(env_id) is list:
@@ -111,6 +112,11 @@ class EnvIdCache:
             return self._canonical(tuple(env_id), env_id)
         return check_env_ids(env_id)  # raises, naming the type
 
+    def _single(self, env_id: str) -> tuple[str, ...]:
+        if len(self._singles) >= _CACHED_SINGLE_ENVS:
+            self._singles.clear()
+        return self._singles.setdefault(env_id, (env_id,))
+
     def _canonical(self, key: tuple[Any, ...], unchecked: Any) -> tuple[str, ...]:
         try:
             known = self._known.get(key)
@@ -119,6 +125,8 @@ class EnvIdCache:
         if known is None:
             if unchecked is not None:
                 key = check_env_ids(unchecked)
+            if len(key) == 1:
+                return self._single(key[0])
             known = self._known.setdefault(key, key)
             while len(self._known) > _CACHED_ENV_SETS:
                 self._known.popitem(last=False)

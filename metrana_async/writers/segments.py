@@ -1,0 +1,172 @@
+"""Grids cut into segments: runs of one (env, episode) whose numbers count up by one.
+
+Pure but for the numbering it asks. Values leave environment by environment (row by row), masked
+cells gone. Nothing here loops over points, environments or segments.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from metrana_async.columns.blocks import GridBlock
+from metrana_async.wire.model import NO_EPISODE, FloatArray, Int64Array, StepMode
+from metrana_async.writers.numbering import MinorNumbering
+
+
+@dataclass(slots=True)
+class SegmentColumns:
+    """Segments of one grid, as `SegmentTable` holds them: k rows, values segment after segment."""
+
+    env: Int64Array
+    episode: Int64Array
+    rl_step: Int64Array
+    start: Int64Array
+    count: Int64Array
+    time_ms: Int64Array
+    value: FloatArray
+    point_time_ms: Int64Array | None
+
+
+@dataclass(slots=True)
+class _Cells:
+    """The points of a grid and where its segments begin.
+
+    `row` [k] is each segment's row, `first` [k] its first point's place among the points, `kept`
+    the flat cells of the points (None where all cells are points).
+    """
+
+    row: Int64Array
+    first: Int64Array
+    count: Int64Array
+    kept: Int64Array | None
+    points_count: int
+
+    def at_points(self, grid: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """A [M, T] column as one element per point."""
+        flat = grid.reshape(-1)
+        return flat if self.kept is None else flat[self.kept]
+
+    def at_segments(self, x: int | Int64Array) -> Int64Array:
+        """An int, [M] or [M, T] column as one element per segment: that of its first point."""
+        if not isinstance(x, np.ndarray):
+            return np.full(len(self.row), x, dtype=np.int64)
+        if x.ndim == 1:
+            return x[self.row]
+        return np.asarray(self.at_points(x)[self.first])
+
+
+def cut_segments(block: GridBlock, numbering: MinorNumbering) -> SegmentColumns:
+    """Cut a grid with at least one point into segments and number them."""
+    cells = _cut(block)
+    env = block.env_nos[cells.row]
+    episode = cells.at_segments(NO_EPISODE if block.episode is None else block.episode)
+    steps = block.env_step
+    if isinstance(steps, np.ndarray) and steps.ndim == 2:
+        start = cells.at_segments(steps)
+    elif steps is not None:
+        start = cells.at_segments(steps) + _units(env, episode, cells.count).offset
+    else:
+        start = _automatic(block, env, episode, cells.count, numbering)
+    per_point = isinstance(block.time_ms, np.ndarray) and block.time_ms.ndim == 2
+    return SegmentColumns(
+        env,
+        episode,
+        np.full(len(env), block.rl_step, dtype=np.int64),
+        start,
+        cells.count,
+        cells.at_segments(block.time_ms),
+        cells.at_points(block.value),
+        cells.at_points(np.asarray(block.time_ms)) if per_point else None,
+    )
+
+
+def _cut(block: GridBlock) -> _Cells:
+    m, t = block.value.shape
+    per_point = [x for x in (block.episode, block.env_step) if _is_grid(x)]
+    if block.mask is None and not per_point:
+        rows = np.arange(m, dtype=np.int64)
+        return _Cells(rows, rows * t, np.full(m, t, dtype=np.int64), None, m * t)
+    kept = None if block.mask is None else np.flatnonzero(block.mask)
+    n = m * t if kept is None else len(kept)
+    begins = np.zeros(n, dtype=bool)
+    if kept is None:
+        row = None
+        begins[::t] = True
+    else:
+        row = kept // t
+        begins[0] = True
+        np.not_equal(row[1:], row[:-1], out=begins[1:])
+    if _is_grid(block.episode):
+        episode = _flat(block.episode, kept)
+        begins[1:] |= episode[1:] != episode[:-1]
+    if _is_grid(block.env_step):
+        step = _flat(block.env_step, kept)
+        begins[1:] |= step[1:] - 1 != step[:-1]
+    first = np.flatnonzero(begins)
+    count = np.diff(first, append=n)
+    return _Cells(first // t if row is None else row[first], first, count, kept, n)
+
+
+def _is_grid(x: int | Int64Array | None) -> bool:
+    return isinstance(x, np.ndarray) and x.ndim == 2
+
+
+def _flat(x: int | Int64Array | None, kept: Int64Array | None) -> Int64Array:
+    flat = np.reshape(np.asarray(x, dtype=np.int64), -1)
+    return flat if kept is None else flat[kept]
+
+
+class _Units(NamedTuple):
+    """How the segments of one grid belong to units (env, episode).
+
+    `offset` [k]: points of the same unit in earlier segments. `first`: the segment at which each
+    unit is listed; `of` [k]: each segment's unit; `total`: points of each unit. Units of one
+    environment lie together, in the order in which they were last logged.
+    """
+
+    offset: Int64Array
+    first: Int64Array
+    of: Int64Array
+    total: Int64Array
+
+
+def _units(env: Int64Array, episode: Int64Array, count: Int64Array) -> _Units:
+    k = len(env)
+    one_each = np.arange(k, dtype=np.int64)
+    # An environment's rows lie together: while its episodes rise, none recurs.
+    if bool(((env[1:] != env[:-1]) | (episode[1:] > episode[:-1])).all()):
+        return _Units(np.zeros(k, dtype=np.int64), one_each, one_each, count)
+    order = np.lexsort((one_each, episode, env))
+    is_new = np.ones(k, dtype=bool)
+    is_new[1:] = (env[order][1:] != env[order][:-1]) | (episode[order][1:] != episode[order][:-1])
+    unit_at = np.flatnonzero(is_new)
+    unit = np.cumsum(is_new) - 1
+    total = np.add.reduceat(count[order], unit_at)
+    before = np.cumsum(count[order]) - count[order]
+    offset, of = np.empty(k, np.int64), np.empty(k, np.int64)
+    offset[order] = before - before[unit_at][unit]
+    # Segments are in call order, so the last of each unit sorts units by when they were logged.
+    last = order[np.append(unit_at[1:], k) - 1]
+    by_last = np.argsort(last)
+    rank = np.empty(len(by_last), np.int64)
+    rank[by_last] = np.arange(len(by_last))
+    of[order] = rank[unit]
+    return _Units(offset, last[by_last], of, total[by_last])
+
+
+def _automatic(
+    block: GridBlock,
+    env: Int64Array,
+    episode: Int64Array,
+    count: Int64Array,
+    numbering: MinorNumbering,
+) -> Int64Array:
+    assert block.mode is not StepMode.EXPLICIT, "an explicit grid has env steps"
+    units = _units(env, episode, count)
+    starts = numbering.starts(
+        block.series_no, block.rl_step, env[units.first], episode[units.first], units.total
+    )
+    return starts[units.of] + units.offset
