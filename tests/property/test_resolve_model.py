@@ -32,9 +32,7 @@ def same(left, right):
 @given(st.lists(st.tuples(SMALL, STEPS), max_size=30))
 def test_the_last_arrival_of_a_key_is_the_one_that_shows(rows):
     """Of rows at one (env, step) the newest is kept, and rows come ordered by key."""
-    visible = {}
-    for arrival, key in enumerate(rows):
-        visible[key] = arrival
+    visible = {key: arrival for arrival, key in enumerate(rows)}
     expected = [visible[key] for key in sorted(visible)]
 
     index = latest_rows(ints(rows, 0), ints(rows, 1))

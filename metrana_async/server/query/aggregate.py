@@ -211,8 +211,9 @@ def merge(left: Partials, right: Partials) -> Partials:
 def evaluate(partials: Partials, function: str) -> FloatArray:
     """The function's value for each group, float64 [k]; `function` is one of `FUNCTIONS`.
 
-    A standard deviation is the population's (ddof 0). It is NaN where an infinity takes part, and
-    infinite where squared deviations are beyond float64 (about 1e154 apart).
+    A standard deviation is the population's (ddof 0). It is NaN where an infinity takes part.
+    Squared deviations must fit float64: it is infinite for values more than about 1e154 apart, and
+    0 for values less than about 1e-160 apart.
     """
     if function == "count":
         return partials.count.astype(np.float64)
