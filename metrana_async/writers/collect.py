@@ -58,10 +58,13 @@ class LaneLoad:
 
 @dataclass(slots=True)
 class _Parts:
-    """Pieces of one lane, not yet joined: tables by family, segments by (series, mode)."""
+    """Pieces of one lane, not yet joined: tables by family, grids by (series, mode).
+
+    The modes of a series feed different environments, so their order does not matter.
+    """
 
     points: dict[Family, list[PointTable]] = field(default_factory=dict)
-    segments: dict[tuple[int, StepMode], list[SegmentColumns]] = field(default_factory=dict)
+    grids: dict[tuple[int, StepMode], list[GridBlock]] = field(default_factory=dict)
     attributes: list[AttributeUpdate] = field(default_factory=list)
 
 
@@ -86,11 +89,11 @@ class SeriesWriters:
                     self._add_points(lanes, block)
             elif kind is GridBlock:
                 for grid in cast("list[GridBlock]", list(run)):
-                    self._add_grid(lanes, grid)
+                    _add_grid(lanes, grid)
             else:
                 updates = cast("list[AttributeUpdate]", list(run))
                 lanes.setdefault(ORDERED_LANE, _Parts()).attributes.extend(updates)
-        loads = {lane: _joined(parts) for lane, parts in lanes.items()}
+        loads = {lane: self._joined(parts) for lane, parts in lanes.items()}
         for load in loads.values():
             self._last.note(load)
         return loads
@@ -147,11 +150,21 @@ class SeriesWriters:
         family = Family.STANDARD if block.env_no is None else Family.EPISODE
         _add(lanes, int(self._lanes[block.series_no]), family, table)
 
-    def _add_grid(self, lanes: dict[int, _Parts], grid: GridBlock) -> None:
-        if grid.points_count:
-            parts = lanes.setdefault(ORDERED_LANE, _Parts())
-            pieces = parts.segments.setdefault((grid.series_no, grid.mode), [])
-            pieces.append(cut_segments(grid, self._numbering))
+    def _joined(self, parts: _Parts) -> LaneLoad:
+        return LaneLoad(
+            [_joined_points(tables) for tables in parts.points.values()],
+            [
+                _joined_segments(series_no, mode, cut_segments(grids, self._numbering))
+                for (series_no, mode), grids in parts.grids.items()
+            ],
+            parts.attributes,
+        )
+
+
+def _add_grid(lanes: dict[int, _Parts], grid: GridBlock) -> None:
+    if grid.points_count:
+        parts = lanes.setdefault(ORDERED_LANE, _Parts())
+        parts.grids.setdefault((grid.series_no, grid.mode), []).append(grid)
 
 
 def _add(lanes: dict[int, _Parts], lane: int, family: Family, table: PointTable) -> None:
@@ -193,14 +206,6 @@ def _scalar_values(value: Sequence[float]) -> FloatArray:
     if not is_kept.any():
         return narrow
     return np.where(is_kept, wide, narrow)
-
-
-def _joined(parts: _Parts) -> LaneLoad:
-    return LaneLoad(
-        [_joined_points(tables) for tables in parts.points.values()],
-        [_joined_segments(*key, pieces) for key, pieces in parts.segments.items()],
-        parts.attributes,
-    )
 
 
 def _joined_points(tables: list[PointTable]) -> PointTable:

@@ -6,7 +6,9 @@ cells gone. Nothing here loops over points, environments or segments.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,19 +60,73 @@ class _Cells:
         return np.asarray(self.at_points(x)[self.first])
 
 
-def cut_segments(block: GridBlock, numbering: MinorNumbering) -> SegmentColumns:
-    """Cut a grid with at least one point into segments and number them."""
+def cut_segments(blocks: Sequence[GridBlock], numbering: MinorNumbering) -> list[SegmentColumns]:
+    """Cut the grids of one series and mode, in call order; each has at least one point.
+
+    Consecutive grids of one rl_step whose rows are one segment each are cut together: a loop that
+    logs one environment, or one env step, a call costs little more than one that logs grids.
+    """
+    cut: list[SegmentColumns] = []
+    for (_, is_plain), run in groupby(blocks, key=lambda b: (b.rl_step, _has_plain_rows(b))):
+        if is_plain:
+            cut.append(_cut_rows(list(run), numbering))
+        else:
+            cut.extend(_cut_grid(block, numbering) for block in run)
+    return cut
+
+
+def _has_plain_rows(block: GridBlock) -> bool:
+    return block.mask is None and not (
+        _is_grid(block.episode) or _is_grid(block.env_step) or _is_grid(block.time_ms)
+    )
+
+
+def _cut_rows(blocks: list[GridBlock], numbering: MinorNumbering) -> SegmentColumns:
+    rows = [len(block.env_nos) for block in blocks]
+
+    def per_row(name: str) -> Int64Array:
+        columns = [getattr(block, name) for block in blocks]
+        if any(isinstance(column, np.ndarray) for column in columns):
+            full = [
+                column if isinstance(column, np.ndarray) else np.full(m, column, dtype=np.int64)
+                for column, m in zip(columns, rows, strict=True)
+            ]
+            return np.concatenate(full)
+        return np.repeat(np.array(columns, dtype=np.int64), rows)
+
+    env = np.concatenate([block.env_nos for block in blocks])
+    is_episodic = blocks[0].episode is not None
+    episode = per_row("episode") if is_episodic else np.full(len(env), NO_EPISODE, np.int64)
+    count = np.repeat([block.value.shape[1] for block in blocks], rows)
+    if blocks[0].mode is StepMode.EXPLICIT:
+        start = per_row("env_step")  # each call says where its segments start
+    else:
+        units = _units(env, episode, count, are_rows_distinct=len(blocks) == 1)
+        start = _automatic(blocks[0], env, episode, units, numbering)
+    return SegmentColumns(
+        env,
+        episode,
+        np.full(len(env), blocks[0].rl_step, dtype=np.int64),
+        start,
+        count,
+        per_row("time_ms"),
+        np.concatenate([block.value.reshape(-1) for block in blocks]),
+        None,
+    )
+
+
+def _cut_grid(block: GridBlock, numbering: MinorNumbering) -> SegmentColumns:
     cells = _cut(block)
     env = block.env_nos[cells.row]
     episode = cells.at_segments(NO_EPISODE if block.episode is None else block.episode)
     steps = block.env_step
-    if isinstance(steps, np.ndarray) and steps.ndim == 2:
-        start = cells.at_segments(steps)
+    units = _units(env, episode, cells.count, are_rows_distinct=True)
+    if _is_grid(steps):
+        start = cells.at_segments(np.asarray(steps))
     elif steps is not None:
-        start = cells.at_segments(steps) + _units(env, episode, cells.count).offset
+        start = cells.at_segments(steps) + units.offset
     else:
-        start = _automatic(block, env, episode, cells.count, numbering)
-    per_point = isinstance(block.time_ms, np.ndarray) and block.time_ms.ndim == 2
+        start = _automatic(block, env, episode, units, numbering)
     return SegmentColumns(
         env,
         episode,
@@ -79,7 +135,7 @@ def cut_segments(block: GridBlock, numbering: MinorNumbering) -> SegmentColumns:
         cells.count,
         cells.at_segments(block.time_ms),
         cells.at_points(block.value),
-        cells.at_points(np.asarray(block.time_ms)) if per_point else None,
+        cells.at_points(np.asarray(block.time_ms)) if _is_grid(block.time_ms) else None,
     )
 
 
@@ -110,7 +166,7 @@ def _cut(block: GridBlock) -> _Cells:
     return _Cells(first // t if row is None else row[first], first, count, kept, n)
 
 
-def _is_grid(x: int | Int64Array | None) -> bool:
+def _is_grid(x: Any) -> bool:
     return isinstance(x, np.ndarray) and x.ndim == 2
 
 
@@ -133,11 +189,13 @@ class _Units(NamedTuple):
     total: Int64Array
 
 
-def _units(env: Int64Array, episode: Int64Array, count: Int64Array) -> _Units:
+def _units(
+    env: Int64Array, episode: Int64Array, count: Int64Array, *, are_rows_distinct: bool
+) -> _Units:
     k = len(env)
     one_each = np.arange(k, dtype=np.int64)
-    # An environment's rows lie together: while its episodes rise, none recurs.
-    if bool(((env[1:] != env[:-1]) | (episode[1:] > episode[:-1])).all()):
+    # An environment's segments lie together: while its episodes rise, none recurs.
+    if are_rows_distinct and bool(((env[1:] != env[:-1]) | (episode[1:] > episode[:-1])).all()):
         return _Units(np.zeros(k, dtype=np.int64), one_each, one_each, count)
     order = np.lexsort((one_each, episode, env))
     is_new = np.ones(k, dtype=bool)
@@ -148,9 +206,9 @@ def _units(env: Int64Array, episode: Int64Array, count: Int64Array) -> _Units:
     before = np.cumsum(count[order]) - count[order]
     offset, of = np.empty(k, np.int64), np.empty(k, np.int64)
     offset[order] = before - before[unit_at][unit]
-    # Segments are in call order, so the last of each unit sorts units by when they were logged.
+    # Segments are in call order, so its last segment says when a unit was last logged.
     last = order[np.append(unit_at[1:], k) - 1]
-    by_last = np.argsort(last)
+    by_last = np.lexsort((last, env[last]))
     rank = np.empty(len(by_last), np.int64)
     rank[by_last] = np.arange(len(by_last))
     of[order] = rank[unit]
@@ -161,11 +219,9 @@ def _automatic(
     block: GridBlock,
     env: Int64Array,
     episode: Int64Array,
-    count: Int64Array,
+    units: _Units,
     numbering: MinorNumbering,
 ) -> Int64Array:
-    assert block.mode is not StepMode.EXPLICIT, "an explicit grid has env steps"
-    units = _units(env, episode, count)
     starts = numbering.starts(
         block.series_no, block.rl_step, env[units.first], episode[units.first], units.total
     )
