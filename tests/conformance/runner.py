@@ -1,30 +1,35 @@
 """Runs worked cases: letters are processes, the server is a process, reading is the public client.
 
-Two stores: "sqlite" starts a real server process on a temporary directory and one process a
-letter; "memory" runs server and letters in this process (a killed letter needs a real process, so
-such cases use a server process on the memory store).
+The letters of a case run one after another, call by call, as the case is written.
 """
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import math
+import os
 import signal
 import subprocess
 import sys
 import tempfile
+import warnings
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import metrana_async
 from metrana_async import locations
-from metrana_async.errors import MetranaError
-from metrana_async.transport.base import ServerAddress
+from metrana_async.errors import MetranaError, MetranaWarning
+from metrana_async.testing import MemoryServer
+from metrana_async.transport.base import ServerAddress, Transport
+from metrana_async.transport.http import HttpTransport
 from metrana_async.wire.messages import FRAMES_TYPE, LeaveRequest, encode_message
 from metrana_sync_shim import QueryClient
+from tests.conformance.actor import JOB_VARIABLES, Actor
 from tests.conformance.cases import Case, words_to_floats
 
 _ROOT = Path(__file__).parent.parent.parent
@@ -77,6 +82,34 @@ class ActorProcess:
             self._process.stdin.close()
 
 
+class InProcessActor:
+    """A letter in this process: an engine writer and an environment of its own."""
+
+    def __init__(self, connect: Callable[[], Transport]) -> None:
+        self._actor = Actor(connect)
+        self._environment: dict[str, str] = {}
+
+    def ask(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Do it with this letter's job variables in place of the process's."""
+        others = {name: os.environ.pop(name) for name in JOB_VARIABLES if name in os.environ}
+        os.environ.update(self._environment)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", MetranaWarning)
+                return self._actor.answer(message)
+        finally:
+            names = [name for name in JOB_VARIABLES if name in os.environ]
+            self._environment = {name: os.environ.pop(name) for name in names}
+            os.environ.update(others)
+
+    def kill(self) -> None:
+        """Not to be had in a process that goes on."""
+        raise CaseFailed("a letter in this process cannot be killed")
+
+    def end(self) -> None:
+        """Nothing to do."""
+
+
 class ServerProcess:
     """A real server process on a directory of its own."""
 
@@ -119,23 +152,35 @@ class ServerProcess:
 class _Running:
     case: Case
     project: str
-    actors: dict[str, ActorProcess] = field(default_factory=dict)
+    actors: dict[str, ActorProcess | InProcessActor] = field(default_factory=dict)
     notices: dict[str, list[str]] = field(default_factory=dict)
     late: list[dict[str, Any]] = field(default_factory=list)
     run_name: str = "run"
 
 
 class Runner:
-    """Runs cases against one server; use as a context manager."""
+    """Runs cases against one server; use as a context manager.
+
+    `store` "sqlite" and "memory" are server processes and letters are processes; "in-process" is
+    the memory store with letters in this process, for cases in which nobody is killed.
+    """
 
     def __init__(self, *, store: str = "sqlite", late: bool = False) -> None:
         self.store = store
         self.late = late
         self._directory = tempfile.TemporaryDirectory(prefix="metrana-conformance-")
-        self.server = ServerProcess(Path(self._directory.name) / "data", store)
-        self._idle: list[ActorProcess] = []
+        self.data_dir = Path(self._directory.name) / "data"
+        self._idle: list[ActorProcess | InProcessActor] = []
         self._number = 0
-        self.reader = QueryClient(workspace="conformance", address=self.server.address)
+        if store == "in-process":
+            self.server: ServerProcess | MemoryServer = MemoryServer()
+            self.server.start()
+            self._connect: Callable[[], Transport] = self.server.transport
+        else:
+            self.server = ServerProcess(self.data_dir, store)
+            address = self.server.address
+            self._connect = lambda: HttpTransport(address)
+        self.reader = QueryClient(workspace="conformance", transport=self._connect())
 
     def __enter__(self) -> Runner:
         return self
@@ -167,20 +212,25 @@ class Runner:
         finally:
             self._idle.extend(running.actors.values())
 
-    def _actor(self, running: _Running, letter: str, *, arrays: bool) -> ActorProcess:
+    def _actor(
+        self, running: _Running, letter: str, *, arrays: bool
+    ) -> ActorProcess | InProcessActor:
         if letter not in running.actors:
-            actor = self._idle.pop() if self._idle else ActorProcess()
+            actor = self._idle.pop() if self._idle else self._new_actor()
             running.actors[letter] = actor
             actor.ask(
                 {
                     "do": "start",
                     "project": running.project,
-                    "data_dir": str(self.server.data_dir),
+                    "data_dir": str(self.data_dir),
                     "arrays": arrays,
                     "hold": self.late and letter in running.case.killed(),
                 }
             )
         return running.actors[letter]
+
+    def _new_actor(self) -> ActorProcess | InProcessActor:
+        return InProcessActor(self._connect) if self.store == "in-process" else ActorProcess()
 
     def _call(self, running: _Running, call: dict[str, Any], *, arrays: bool) -> None:
         letter = call["process"]
@@ -207,11 +257,18 @@ class Runner:
 
     def _deliver_late(self, running: _Running) -> None:
         """What a killed process left is delivered under its own identity, as an adopter does."""
-        for left in running.late:
-            leave = LeaveRequest(left["run_uid"], left["writer_id"], is_dead=True)
-            self.reader.post("/writers/leave", encode_message(leave))
-            for body in left["held"]:
-                self.reader.post("/ingest", base64.b64decode(body), content_type=FRAMES_TYPE)
+
+        async def deliver() -> None:
+            transport = self._connect()
+            for left in running.late:
+                leave = LeaveRequest(left["run_uid"], left["writer_id"], is_dead=True)
+                await transport.post("/writers/leave", encode_message(leave), timeout_s=30)
+                for held in left["held"]:
+                    body = base64.b64decode(held)
+                    await transport.post("/ingest", body, timeout_s=30, content_type=FRAMES_TYPE)
+            await transport.close()
+
+        asyncio.run(deliver())
 
 
 class Reading:

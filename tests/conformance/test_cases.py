@@ -28,10 +28,10 @@ def late_runner() -> Iterator[Runner]:
 
 
 @pytest.fixture(scope="module")
-def memory_runner() -> Iterator[Runner]:
-    """Server and letters in this process, on the memory store."""
-    with Runner(store="memory") as runner:
-        yield runner
+def memory_runners() -> Iterator[tuple[Runner, Runner]]:
+    """The memory store: letters in this process, and letters as processes that can be killed."""
+    with Runner(store="in-process") as inside, Runner(store="memory") as outside:
+        yield inside, outside
 
 
 @pytest.mark.parametrize("arrays", [False, True], ids=["lists", "arrays"])
@@ -43,9 +43,10 @@ def test_case_on_sqlite(case, arrays, sqlite_runner):
 
 @pytest.mark.parametrize("arrays", [False, True], ids=["lists", "arrays"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_case_in_memory(case, arrays, memory_runner):
-    """The case comes out as written, in this process on the memory store."""
-    memory_runner.run(case, arrays=arrays)
+def test_case_in_memory(case, arrays, memory_runners):
+    """The case comes out as written on the memory store, in this process where nobody is killed."""
+    inside, outside = memory_runners
+    (outside if case.killed() else inside).run(case, arrays=arrays)
 
 
 @pytest.mark.parametrize("case", KILLED, ids=lambda case: case.id)
