@@ -1,0 +1,351 @@
+"""The ingest service: decides, commits, then answers. Synchronous; one owner thread.
+
+A group of requests becomes one durable commit. Runs are judged in memory first; when the commit
+fails, every run it touched is forgotten and loaded again on next use, so nothing is ever
+half-applied and nothing is acked that is not durable.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from metrana_async.errors import MetranaError, NotFoundError
+from metrana_async.server.ingest import notices, openings
+from metrana_async.server.ingest.attributes import apply_attribute, attribute_from_open
+from metrana_async.server.ingest.catalogue import Changes, RunState, WriterState
+from metrana_async.server.ingest.cursors import OLDER_UNITS_KEPT, RunCursors
+from metrana_async.server.ingest.judging import BatchJudge
+from metrana_async.server.ingest.liveness import ProcessWatch, is_live
+from metrana_async.server.ingest.numbers import Numbers
+from metrana_async.server.ingest.requests import Request, RequestJudge, read_request
+from metrana_async.server.ingest.rules.verdict import Writers
+from metrana_async.server.ingest.run_names import generate_run_name
+from metrana_async.server.ingest.seeds import make_seeds
+from metrana_async.server.store.base import PointStore, RunContents, SealUnit
+from metrana_async.wire import limits
+from metrana_async.wire.acks import BatchReply, IngestReply
+from metrana_async.wire.messages import (
+    HeartbeatReply,
+    HeartbeatRequest,
+    LeaveRequest,
+    OpenReply,
+    OpenRequest,
+)
+
+_NAMED_KEPT: Final = 10_000
+_CRASH_CHECK_MS: Final = 5_000
+
+Clock = Callable[[], float]
+"""Unix time in seconds."""
+
+
+@dataclass(slots=True)
+class LoadedRun:
+    """A run in memory with its cursors."""
+
+    state: RunState
+    cursors: RunCursors
+
+
+class IngestService:
+    """Everything that changes a store.
+
+    Args:
+        store: owned by the caller, who closes it.
+        clock: Unix time in seconds.
+        watch: looks processes of this machine up.
+        older_units_kept: episodes per ENV_STEP series kept in memory beside the newest.
+    """
+
+    def __init__(
+        self,
+        store: PointStore,
+        *,
+        clock: Clock = time.time,
+        watch: ProcessWatch | None = None,
+        older_units_kept: int = OLDER_UNITS_KEPT,
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._watch = watch or ProcessWatch()
+        self._older_units_kept = older_units_kept
+        self._numbers = Numbers(store)
+        self._runs: dict[int, LoadedRun] = {}
+        self._run_nos: dict[str, int] = {}
+        self._crashes_checked_ms = 0
+        # Runs that were named here, so that a retried open finds its run again.
+        self._named_for: OrderedDict[str, int] = OrderedDict()
+
+    # --- writers -----------------------------------------------------------------------------
+    def open(self, request: OpenRequest) -> OpenReply:
+        """Let a writer join or create a run. Opening the same writer again changes nothing.
+
+        Raises:
+            RunAlreadyExistsError: another job's run, under "never".
+            ProtocolError: the request is malformed.
+            UnavailableError: the store cannot commit now.
+        """
+        openings.check_request(request)
+        now_us = int(self._clock() * 1_000_000)
+        now_ms = now_us // 1000
+        changes = Changes()
+        with self._commits(changes):
+            run = self._find_or_create(request, changes, now_ms)
+            state = run.state
+            number = state.writer_nos.get(request.writer_id)
+            if number is None:
+                openings.join(state, request)
+                number = self._numbers.take_writer()
+                writer = openings.add_writer(state, request, number, now_us)
+                openings.warn_same_logger(state, writer, now_ms=now_ms, watch=self._watch)
+            else:
+                writer = state.writers[number]
+                openings.reopen_writer(writer, request, now_ms)
+            changes.writers[number] = writer
+            if writer.row.is_online and writer.row.left is None:
+                state.set_state(openings.RUNNING, now_ms)
+        row = state.row
+        if request.run_name is None:
+            self._named_for[request.writer_id] = row.run_no
+            if len(self._named_for) > _NAMED_KEPT:
+                self._named_for.popitem(last=False)
+        run.cursors.ensure_all(self._view(state))
+        return OpenReply(
+            run_uid=row.run_uid,
+            workspace=row.workspace,
+            project=row.project,
+            run_name=row.name,
+            created=number == min(state.writers),
+            orchestration_id=row.orchestration_id,
+            orchestration_ids=list(row.orchestration_ids),
+            generation=self._store.generation,
+            seeds=make_seeds(state, run.cursors),
+            acked=state.acked(number),
+            notices=list(notices.take(writer)),
+        )
+
+    def heartbeat(self, request: HeartbeatRequest) -> HeartbeatReply:
+        """Record a sign of life and hand out notices.
+
+        Raises:
+            NotFoundError: no such run or writer.
+            UnavailableError: the store cannot commit now.
+        """
+        changes = Changes()
+        with self._commits(changes):
+            run, writer = self._writer(request.run_uid, request.writer_id)
+            changes.runs[run.row.run_no] = run
+            writer.row.counters = dict(request.counters) or writer.row.counters
+            changes.writers[writer.row.writer_no] = writer
+            openings.note_alive(run, writer, changes, self._now_ms())
+        return self._heartbeat_reply(run, writer)
+
+    def leave(self, request: LeaveRequest) -> HeartbeatReply:
+        """Let a writer go; the run ends when its last live writer has closed.
+
+        Raises:
+            NotFoundError: no such run or writer.
+            ProtocolError: a status that no run ends with.
+            UnavailableError: the store cannot commit now.
+        """
+        changes = Changes()
+        with self._commits(changes):
+            run, writer = self._writer(request.run_uid, request.writer_id)
+            changes.runs[run.row.run_no] = run
+            writer.row.counters = dict(request.counters) or writer.row.counters
+            changes.writers[writer.row.writer_no] = writer
+            openings.leave(run, writer, request, now_ms=self._now_ms(), watch=self._watch)
+        return self._heartbeat_reply(run, writer)
+
+    # --- points ------------------------------------------------------------------------------
+    def ingest_many(self, bodies: Sequence[bytes]) -> list[IngestReply | MetranaError]:
+        """Judge requests in order and make them durable in one commit.
+
+        A request that is refused (ProtocolError, BatchTooLargeError, NotFoundError) stands as its
+        error in the answer and changes nothing; the others go on.
+
+        Raises:
+            UnavailableError: the store cannot commit now; nothing of any request is stored.
+        """
+        changes = Changes()
+        judged: list[tuple[RunState, WriterState, list[BatchReply]] | MetranaError] = []
+        with self._commits(changes):
+            for body in bodies:
+                try:
+                    request = read_request(body)
+                    run = self._run(request.run_uid)
+                    writer = self._writer_of(run.state, request.writer_id)
+                except MetranaError as error:
+                    judged.append(error)
+                    continue
+                judged.append((run.state, writer, self._judge(run, writer, request, changes)))
+        for run_no in changes.runs:
+            self._runs[run_no].cursors.trim(self._older_units_kept)
+        return [
+            entry if isinstance(entry, MetranaError) else self._ingest_reply(*entry)
+            for entry in judged
+        ]
+
+    def _judge(
+        self, run: LoadedRun, writer: WriterState, request: Request, changes: Changes
+    ) -> list[BatchReply]:
+        state, now_ms = run.state, self._now_ms()
+        changes.runs[state.row.run_no] = state
+        openings.note_alive(state, writer, changes, now_ms)
+        number = writer.row.writer_no
+        judge = BatchJudge(state, run.cursors, number, self._view(state), changes, now_ms)
+        lanes = RequestJudge(self._store, state, judge, changes)
+        return [lanes.reply_to(sent, request.pages) for sent in request.sent]
+
+    def _ingest_reply(
+        self, run: RunState, writer: WriterState, replies: list[BatchReply]
+    ) -> IngestReply:
+        return IngestReply(
+            run_uid=run.row.run_uid,
+            writer_id=writer.row.writer_id,
+            replies=tuple(replies),
+            acked=run.acked(writer.row.writer_no),
+            generation=self._store.generation,
+            notices=notices.take(writer),
+            credit_bytes=limits.REQUEST_BYTES,
+        )
+
+    # --- upkeep ------------------------------------------------------------------------------
+    def maintain(self, budget_s: float, *, everything: bool = False) -> bool:
+        """Mark crashed runs and seal what is due, for about `budget_s`; True when more is due.
+
+        With `everything`, all that has a tail is due (before a shutdown).
+        """
+        self._mark_crashed()
+        ends_at = time.monotonic() + budget_s
+        due = self._store.due(now_s=self._clock(), everything=everything)
+        for position, unit in enumerate(due):
+            self.seal(unit)
+            if time.monotonic() >= ends_at:
+                return position + 1 < len(due)
+        return False
+
+    def seal(self, unit: SealUnit) -> None:
+        """Seal one unit with the cursors of its series."""
+        run = self._load(unit.run_no)
+        self._store.seal(unit, run.cursors.dump(unit.series_nos, self._view(run.state)))
+
+    def _mark_crashed(self) -> None:
+        now_ms = self._now_ms()
+        if now_ms < self._crashes_checked_ms + _CRASH_CHECK_MS:
+            return
+        self._crashes_checked_ms = now_ms
+        changes = Changes()
+        with self._commits(changes):
+            for row in self._store.runs():
+                if row.state != openings.RUNNING:
+                    continue
+                run = self._load(row.run_no).state
+                if openings.has_crashed(run, now_ms=now_ms, watch=self._watch):
+                    changes.runs[row.run_no] = run
+                    run.set_state(openings.CRASHED, now_ms)
+
+    # --- runs in memory ----------------------------------------------------------------------
+    @contextmanager
+    def _commits(self, changes: Changes) -> Iterator[None]:
+        """Commit what the block puts into `changes`; forget the runs it touched if that fails."""
+        try:
+            yield
+            commit = changes.complete()
+            if not commit.is_empty():
+                self._store.commit(commit)
+        except BaseException:
+            for run_no in changes.runs:
+                run = self._runs.pop(run_no, None)
+                if run is not None:
+                    self._run_nos.pop(run.state.row.run_uid, None)
+            raise
+        for run_state in changes.runs.values():
+            run_state.is_row_changed = False
+
+    def _find_or_create(self, request: OpenRequest, changes: Changes, now_ms: int) -> LoadedRun:
+        name = request.run_name
+        run_no = self._named_for.get(request.writer_id) if name is None else None
+        if name is not None:
+            row = self._store.find_run(request.workspace, request.project, name)
+            run_no = None if row is None else row.run_no
+        if run_no is not None:
+            run = self._load(run_no)
+            changes.runs[run_no] = run.state
+            return run
+        updates = [attribute_from_open(update) for update in request.attributes]
+        number = self._numbers.take_run()
+        if name is None:
+            name = self._free_name(request)
+        new_row = openings.new_run_row(request, name, number, now_ms)
+        state = RunState(self._store, self._numbers, RunContents(new_row, [], [], [], [], []))
+        state.is_row_changed = True
+        changes.runs[number] = state
+        for update in updates:
+            apply_attribute(state, update, changes)
+        return self._keep(state)
+
+    def _free_name(self, request: OpenRequest) -> str:
+        while True:
+            name = generate_run_name()
+            if self._store.find_run(request.workspace, request.project, name) is None:
+                return name
+
+    def _load(self, run_no: int) -> LoadedRun:
+        run = self._runs.get(run_no)
+        if run is None:
+            contents = self._store.run_contents(run_no)
+            run = self._keep(RunState(self._store, self._numbers, contents))
+        return run
+
+    def _keep(self, state: RunState) -> LoadedRun:
+        run = LoadedRun(state, RunCursors(self._store, state))
+        self._runs[state.row.run_no] = run
+        self._run_nos[state.row.run_uid] = state.row.run_no
+        return run
+
+    def _run(self, run_uid: str) -> LoadedRun:
+        run_no = self._run_nos.get(run_uid)
+        if run_no is None:
+            row = self._store.find_run_uid(run_uid)
+            if row is None:
+                raise NotFoundError(f"there is no run {run_uid}")
+            run_no = row.run_no
+        return self._load(run_no)
+
+    def _writer(self, run_uid: str, writer_id: str) -> tuple[RunState, WriterState]:
+        run = self._run(run_uid).state
+        return run, self._writer_of(run, writer_id)
+
+    @staticmethod
+    def _writer_of(run: RunState, writer_id: str) -> WriterState:
+        number = run.writer_nos.get(writer_id)
+        if number is None:
+            raise NotFoundError(f"run {run.row.name!r} has no writer {writer_id}: open it first")
+        return run.writers[number]
+
+    def _view(self, run: RunState) -> Writers:
+        """The run's writers; each is asked for its life at most once per call."""
+        known: dict[int, bool] = {}
+        now_ms = self._now_ms()
+
+        def live(number: int) -> bool:
+            answer = known.get(number)
+            if answer is None:
+                row = run.writers[number].row
+                answer = known[number] = is_live(row, now_ms=now_ms, watch=self._watch)
+            return answer
+
+        return Writers(run.orders, live)
+
+    def _heartbeat_reply(self, run: RunState, writer: WriterState) -> HeartbeatReply:
+        generation = self._store.generation
+        return HeartbeatReply(run.row.state, generation, list(notices.take(writer)))
+
+    def _now_ms(self) -> int:
+        return int(self._clock() * 1000)
