@@ -1,1 +1,159 @@
-"""Async-first logging of reinforcement-learning and machine-learning metrics."""
+"""Async-first logging of reinforcement-learning and machine-learning metrics.
+
+::
+
+    import metrana_async as metrana
+
+    async with metrana.init(project_name="proj", run_name="rl-001") as run:
+        await run.log("loss", 0.5)
+        await run.flush()
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from metrana_async import errors
+from metrana_async.current import (
+    add_tags,
+    close,
+    current_run,
+    flush,
+    get_env_last_rl_step_and_episode,
+    get_last_step,
+    get_metrics,
+    init,
+    is_initialized,
+    log,
+    log_attributes,
+    log_config,
+    log_distributed,
+    log_env_attributes,
+    log_rl_environment_step,
+    log_rl_episode,
+    remove_tags,
+    set_description,
+    set_tags,
+    shutdown_logger,
+)
+from metrana_async.errors import (
+    AuthError,
+    BatchTooLargeError,
+    ConnectError,
+    DataLossError,
+    DuplicateStep,
+    EpisodeRestarted,
+    EpisodeTakenOver,
+    InitError,
+    InternalError,
+    InvalidNameError,
+    InvalidQueryError,
+    InvalidShapeError,
+    InvalidStepError,
+    InvalidTypeError,
+    InvalidValueError,
+    MetranaError,
+    MetranaWarning,
+    NotFoundError,
+    NotInitializedError,
+    PinConflict,
+    PinConflictError,
+    PointsLost,
+    ProtocolError,
+    QueueFullError,
+    RateLimitedError,
+    RejectedError,
+    RlStepDecreased,
+    RunAlreadyExistsError,
+    RunClosedError,
+    SecondWriter,
+    SpoolWarning,
+    TransportError,
+    UnavailableError,
+    UnsupportedAggregationError,
+    UsageError,
+    ValidationError,
+    ValueWidened,
+    WaitTimeoutError,
+)
+from metrana_async.run import Run
+from metrana_async.statistics import CloseInfo, Statistics
+
+if TYPE_CHECKING:
+    from metrana_async.query import BlockingQueryClient, QueryClient
+
+__all__ = [
+    "AuthError",
+    "BatchTooLargeError",
+    "BlockingQueryClient",
+    "CloseInfo",
+    "ConnectError",
+    "DataLossError",
+    "DuplicateStep",
+    "EpisodeRestarted",
+    "EpisodeTakenOver",
+    "InitError",
+    "InternalError",
+    "InvalidNameError",
+    "InvalidQueryError",
+    "InvalidShapeError",
+    "InvalidStepError",
+    "InvalidTypeError",
+    "InvalidValueError",
+    "MetranaError",
+    "MetranaWarning",
+    "NotFoundError",
+    "NotInitializedError",
+    "PinConflict",
+    "PinConflictError",
+    "PointsLost",
+    "ProtocolError",
+    "QueryClient",
+    "QueueFullError",
+    "RateLimitedError",
+    "RejectedError",
+    "RlStepDecreased",
+    "Run",
+    "RunAlreadyExistsError",
+    "RunClosedError",
+    "SecondWriter",
+    "SpoolWarning",
+    "Statistics",
+    "TransportError",
+    "UnavailableError",
+    "UnsupportedAggregationError",
+    "UsageError",
+    "ValidationError",
+    "ValueWidened",
+    "WaitTimeoutError",
+    "add_tags",
+    "close",
+    "current_run",
+    "errors",
+    "flush",
+    "get_env_last_rl_step_and_episode",
+    "get_last_step",
+    "get_metrics",
+    "init",
+    "is_initialized",
+    "log",
+    "log_attributes",
+    "log_config",
+    "log_distributed",
+    "log_env_attributes",
+    "log_rl_environment_step",
+    "log_rl_episode",
+    "remove_tags",
+    "set_description",
+    "set_tags",
+    "shutdown_logger",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Load the query side on first use: training code does not pay for it."""
+    if name in {"QueryClient", "BlockingQueryClient"}:
+        from metrana_async import query
+
+        return getattr(query, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -15,8 +15,6 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-_NOTHING: Mapping[str, int] = MappingProxyType({})
-
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
@@ -36,9 +34,9 @@ class Statistics:
     in_flight: int = 0
     spooled: int = 0
     committed: int = 0
-    rejected: Mapping[str, int] = _NOTHING
-    lost: Mapping[str, int] = _NOTHING
-    outcomes: Mapping[str, int] = _NOTHING
+    rejected: Mapping[str, int] = field(default_factory=dict)
+    lost: Mapping[str, int] = field(default_factory=dict)
+    outcomes: Mapping[str, int] = field(default_factory=dict)
     batches_sealed: int = 0
     requests_sent: int = 0
     send_errors: int = 0
@@ -70,7 +68,7 @@ class CloseInfo:
     run_name: str
     status: str
     statistics: Statistics
-    notices: Mapping[str, int] = _NOTHING
+    notices: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def is_complete(self) -> bool:

@@ -1,1 +1,159 @@
-"""The blocking twin of metrana_async: the same public names, one place that waits."""
+"""The blocking twin of metrana_async: the same public names, one place that waits.
+
+::
+
+    import metrana_sync_shim as metrana
+
+    metrana.init(project_name="proj", run_name="rl-001")
+    metrana.log("loss", 0.5)
+    metrana.close()
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from metrana_async import CloseInfo, Statistics, errors
+from metrana_async.errors import (
+    AuthError,
+    BatchTooLargeError,
+    ConnectError,
+    DataLossError,
+    DuplicateStep,
+    EpisodeRestarted,
+    EpisodeTakenOver,
+    InitError,
+    InternalError,
+    InvalidNameError,
+    InvalidQueryError,
+    InvalidShapeError,
+    InvalidStepError,
+    InvalidTypeError,
+    InvalidValueError,
+    MetranaError,
+    MetranaWarning,
+    NotFoundError,
+    NotInitializedError,
+    PinConflict,
+    PinConflictError,
+    PointsLost,
+    ProtocolError,
+    QueueFullError,
+    RateLimitedError,
+    RejectedError,
+    RlStepDecreased,
+    RunAlreadyExistsError,
+    RunClosedError,
+    SecondWriter,
+    SpoolWarning,
+    TransportError,
+    UnavailableError,
+    UnsupportedAggregationError,
+    UsageError,
+    ValidationError,
+    ValueWidened,
+    WaitTimeoutError,
+)
+from metrana_sync_shim.compat import install_as_metrana
+from metrana_sync_shim.current import (
+    add_tags,
+    close,
+    current_run,
+    flush,
+    get_env_last_rl_step_and_episode,
+    get_last_step,
+    get_metrics,
+    init,
+    is_initialized,
+    log,
+    log_attributes,
+    log_config,
+    log_distributed,
+    log_env_attributes,
+    log_rl_environment_step,
+    log_rl_episode,
+    remove_tags,
+    set_description,
+    set_tags,
+    shutdown_logger,
+)
+from metrana_sync_shim.run import Run
+
+if TYPE_CHECKING:
+    from metrana_async.query import BlockingQueryClient as QueryClient
+
+__all__ = [
+    "AuthError",
+    "BatchTooLargeError",
+    "CloseInfo",
+    "ConnectError",
+    "DataLossError",
+    "DuplicateStep",
+    "EpisodeRestarted",
+    "EpisodeTakenOver",
+    "InitError",
+    "InternalError",
+    "InvalidNameError",
+    "InvalidQueryError",
+    "InvalidShapeError",
+    "InvalidStepError",
+    "InvalidTypeError",
+    "InvalidValueError",
+    "MetranaError",
+    "MetranaWarning",
+    "NotFoundError",
+    "NotInitializedError",
+    "PinConflict",
+    "PinConflictError",
+    "PointsLost",
+    "ProtocolError",
+    "QueryClient",
+    "QueueFullError",
+    "RateLimitedError",
+    "RejectedError",
+    "RlStepDecreased",
+    "Run",
+    "RunAlreadyExistsError",
+    "RunClosedError",
+    "SecondWriter",
+    "SpoolWarning",
+    "Statistics",
+    "TransportError",
+    "UnavailableError",
+    "UnsupportedAggregationError",
+    "UsageError",
+    "ValidationError",
+    "ValueWidened",
+    "WaitTimeoutError",
+    "add_tags",
+    "close",
+    "current_run",
+    "errors",
+    "flush",
+    "get_env_last_rl_step_and_episode",
+    "get_last_step",
+    "get_metrics",
+    "init",
+    "install_as_metrana",
+    "is_initialized",
+    "log",
+    "log_attributes",
+    "log_config",
+    "log_distributed",
+    "log_env_attributes",
+    "log_rl_environment_step",
+    "log_rl_episode",
+    "remove_tags",
+    "set_description",
+    "set_tags",
+    "shutdown_logger",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Load the query side on first use: training code does not pay for it."""
+    if name == "QueryClient":
+        from metrana_async import query
+
+        return query.BlockingQueryClient
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from metrana_async.errors import MetranaError
@@ -50,6 +50,7 @@ class Inbox:
         "items",
         "scalars_max",
         "taken_count",
+        "taken_points",
     )
 
     def __init__(
@@ -72,6 +73,7 @@ class Inbox:
         self.is_armed = not discards
         self.dropped_points = 0
         self.taken_count = 0
+        self.taken_points = 0
         self._points_max = points_max
         self._bytes_max = bytes_max
         self._wake = wake
@@ -114,19 +116,19 @@ class Inbox:
         """Whether more is waiting than the bounds allow: callers should pause."""
         return not self.has_room(0, 0) and self._failure is None
 
-    def append_block(self, block: Any, points: int, nbytes: int) -> None:
-        """Append a block, whatever the bounds say; the policy is the caller's.
+    def append_blocks(self, blocks: Sequence[Any], points: int, nbytes: int) -> None:
+        """Append the blocks of one call together, whatever the bounds say; policy is the caller's.
 
         Raises:
-            MetranaError: the inbox was closed or its engine died; the block was not taken.
+            MetranaError: the inbox was closed or its engine died; none was taken.
         """
         with self._lock:
             if self._failure is not None:
                 raise self._failure
             if self.items.maxlen == 0:
                 return
-            self.items.append(block)
-            self._blocks_count += 1
+            self.items.extend(blocks)
+            self._blocks_count += len(blocks)
             self._block_points += points
             self._block_bytes += nbytes
             self._update_room()
@@ -183,6 +185,7 @@ class Inbox:
             # A bounded pass: what is appended meanwhile waits for the next one.
             for _ in range(len(self.items)):
                 taken.append(pop())  # noqa: PERF401 - a comprehension would hide the pops
+            self.taken_points += len(taken) - self._blocks_count + self._block_points
             self._blocks_count = self._block_points = self._block_bytes = 0
             self.taken_count += len(taken)
             self._update_room()

@@ -7,9 +7,7 @@ server on this machine. The session is made on first use, on the loop that uses 
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 from typing import Final
-from urllib.parse import urlsplit
 
 import aiohttp
 
@@ -20,6 +18,7 @@ from metrana_async.errors import (
     TransportError,
     UnavailableError,
 )
+from metrana_async.transport.addresses import is_this_machine
 from metrana_async.transport.base import ServerAddress
 from metrana_async.wire.messages import API_PREFIX, JSON_TYPE, decode_error
 
@@ -27,17 +26,6 @@ ANSWER_BYTES: Final = 256 << 20
 _CONNECT_TIMEOUT_S: Final = 5.0
 _CONNECTIONS: Final = 4
 _CHUNK_BYTES: Final = 1 << 18
-
-
-def is_this_machine(url: str) -> bool:
-    """Whether a URL names the loopback interface."""
-    host = urlsplit(url).hostname or ""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 class HttpTransport:

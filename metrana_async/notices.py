@@ -1,0 +1,76 @@
+"""What the user is told: each cause is warned once, then counted.
+
+Notices come from the server, from the columns (a value stored wider) and from the client itself
+(points lost, trouble with the server). Warnings leave through `warnings.warn`; a filter that turns
+them into errors must not kill the engine thread, so there they are logged instead.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import warnings
+from collections import Counter, deque
+from typing import Final
+
+from metrana_async.errors import WARNING_BY_KIND, MetranaWarning
+from metrana_async.wire.acks import Notice
+
+NOTICES_KEPT: Final = 1000
+_KEYS_KEPT: Final = 10_000
+
+logger = logging.getLogger("metrana_async")
+
+
+class NoticeBoard:
+    """Notices of one writer. Any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: deque[Notice] = deque(maxlen=NOTICES_KEPT)
+        self._counts: Counter[str] = Counter()
+        self._told: set[tuple[object, ...]] = set()
+
+    @property
+    def kept(self) -> list[Notice]:
+        """The most recent notices, oldest first."""
+        with self._lock:
+            return list(self._kept)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Notices so far, by kind."""
+        with self._lock:
+            return dict(self._counts)
+
+    def add(self, notice: Notice, *, stacklevel: int = 2) -> None:
+        """Keep a notice and warn about it, unless the same was said about this series before."""
+        series = (notice.metric, *sorted(notice.labels.items()))
+        if self.tell(WARNING_BY_KIND.get(notice.kind, MetranaWarning), notice.text,
+                     key=(notice.kind, *series), stacklevel=stacklevel + 1):  # fmt: skip
+            logger.info("%s: %s", notice.kind, notice.text)
+        with self._lock:
+            self._kept.append(notice)
+            self._counts[notice.kind] += 1
+
+    def tell(
+        self,
+        category: type[MetranaWarning],
+        text: str,
+        *,
+        key: tuple[object, ...],
+        stacklevel: int = 2,
+    ) -> bool:
+        """Warn once per `key`; whether it was the first time."""
+        with self._lock:
+            if key in self._told:
+                return False
+            if len(self._told) >= _KEYS_KEPT:
+                # Better to say something a second time than to remember for ever.
+                self._told.clear()
+            self._told.add(key)
+        try:
+            warnings.warn(text, category, stacklevel=stacklevel + 1)
+        except MetranaWarning:
+            logger.warning("%s: %s", category.__name__, text)
+        return True

@@ -1,0 +1,268 @@
+"""Joining a run: find the server, shake hands, and share one writer per process, server and run."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import secrets
+import sys
+import time
+from dataclasses import replace
+from importlib import metadata
+from typing import Final
+
+from metrana_async import local
+from metrana_async.columns.attributes import config_updates, description_update, tags_update
+from metrana_async.columns.names import check_name
+from metrana_async.engine import lifecycle
+from metrana_async.engine.clock import SystemClock
+from metrana_async.engine.loop_thread import engine, on_fork
+from metrana_async.errors import InitError, MetranaError, TransportError
+from metrana_async.orchestration import process_identity, resolve_orchestration_id, spans_hosts
+from metrana_async.settings import Settings
+from metrana_async.transport.base import ServerAddress, Transport
+from metrana_async.wire.messages import (
+    OpenReply,
+    OpenRequest,
+    Seeds,
+    decode_message,
+    encode_message,
+)
+from metrana_async.wire.model import AttributeOp, AttributeUpdate
+from metrana_async.writer import Writer, retried
+
+_ATTEMPT_TIMEOUT_S: Final = 30.0
+_EXIT_GRACE_S: Final = 0.5
+
+_RunKey = tuple[str, str, str, str]
+
+_writers: dict[_RunKey, Writer] = {}
+_opening: asyncio.Lock | None = None
+
+
+def prepare(settings: Settings) -> Settings:
+    """Check names and settle which job this is, before anything is started.
+
+    Raises:
+        InitError, ValidationError: what is wrong, naming it.
+    """
+    check_name("workspace name", settings.workspace_name)
+    check_name("project name", settings.project_name)
+    if settings.run_name is not None:
+        check_name("run name", settings.run_name)
+    _create_only(settings)
+    identity = resolve_orchestration_id(settings.orchestration_id)
+    return replace(settings, orchestration_id=identity)
+
+
+def submit_open(
+    settings: Settings, transport: Transport | None = None
+) -> concurrent.futures.Future[Writer]:
+    """Open (or share) the writer of the run that prepared `settings` name, on the engine."""
+    lifecycle.install(_farewell)
+    return engine().submit(lambda: _open(settings, transport))
+
+
+async def _open(settings: Settings, transport: Transport | None) -> Writer:
+    global _opening
+    if _opening is None:
+        _opening = asyncio.Lock()
+    # One handshake at a time, so that two threads that open one run share its writer.
+    async with _opening:
+        if settings.is_disabled:
+            writer = _disabled(settings)
+        else:
+            writer = await _join(settings, transport)
+        writer.handles_count += 1
+        return writer
+
+
+async def _join(settings: Settings, transport: Transport | None) -> Writer:
+    server = f"transport {id(transport)}" if transport else settings.ingestion_url or "local"
+    place = (server, settings.workspace_name, settings.project_name)
+    if settings.run_name is not None:
+        shared = _writers.get((*place, settings.run_name))
+        if shared is not None and shared.is_open:
+            return shared
+    clock = SystemClock()
+    started_s = clock.monotonic_s()
+    where = server
+    if transport is None:
+        # Imported on use: aiohttp is most of what an import of this package would cost.
+        from metrana_async.transport.http import HttpTransport
+
+        address = await _address(settings)
+        transport, where = HttpTransport(address), address.url
+    request = _request(settings)
+    body = encode_message(request)
+    left_s = max(0.1, settings.init_timeout_secs - (clock.monotonic_s() - started_s))
+    chosen = transport
+
+    async def attempt(timeout_s: float) -> OpenReply:
+        limit_s = min(timeout_s, _ATTEMPT_TIMEOUT_S)
+        return decode_message(
+            OpenReply, await chosen.post("/writers/open", body, timeout_s=limit_s)
+        )
+
+    try:
+        reply = await retried(attempt, left_s, clock)
+    except TransportError as error:
+        await chosen.close()
+        raise InitError(
+            f"no server answered at {where} within {settings.init_timeout_secs:g} s: {error}"
+        ) from error
+    except MetranaError:
+        await chosen.close()
+        raise
+    settings = settings.for_reconnect(
+        run_name=reply.run_name, orchestration_id=settings.orchestration_id or ""
+    )
+    writer = Writer(
+        settings,
+        # A retried introduction must not ask for a generated name again.
+        request=replace(request, run_name=reply.run_name),
+        reply=reply,
+        transport=chosen,
+        engine=engine(),
+        clock=clock,
+    )
+    writer.where = where
+    writer.start()
+    _writers[(*place, reply.run_name)] = writer
+    return writer
+
+
+async def _address(settings: Settings) -> ServerAddress:
+    if settings.ingestion_url is not None:
+        return ServerAddress(settings.ingestion_url, token=settings.api_key)
+    spread = spans_hosts()
+    if spread is not None:
+        raise InitError(
+            f"this job runs on several hosts ({spread}); a local server cannot serve them all",
+            hint="start the server on one host and pass ingestion_url= (METRANA_INGESTION_URL)",
+        )
+    return await local.find_or_start(settings.data_dir, timeout_s=settings.init_timeout_secs)
+
+
+def _request(settings: Settings) -> OpenRequest:
+    return OpenRequest(
+        workspace=settings.workspace_name,
+        project=settings.project_name,
+        run_name=settings.run_name,
+        orchestration_id=settings.orchestration_id or "",
+        resume_strategy=settings.resume_strategy,
+        writer_id=secrets.token_hex(16),
+        logger_id=settings.logger_id,
+        started_us=time.time_ns() // 1000,
+        process=process_identity(),
+        attributes=[[u.op.value, u.path, u.value] for u in _create_only(settings)],
+        sdk_version=_version(),
+    )
+
+
+def _create_only(settings: Settings) -> list[AttributeUpdate]:
+    updates = [] if settings.config is None else config_updates("config", settings.config)
+    if settings.tags:
+        updates.append(tags_update(AttributeOp.TAGS_SET, list(settings.tags)))
+    if settings.description is not None:
+        updates.append(description_update(settings.description))
+    return updates
+
+
+def _version() -> str:
+    try:
+        return metadata.version("metrana-async")
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+class _Nowhere:
+    """The transport of a disabled run: it has nothing to send."""
+
+    async def post(
+        self, path: str, body: bytes, *, timeout_s: float, content_type: str = ""
+    ) -> bytes:
+        """See Transport; never called."""
+        del content_type
+        raise InitError(f"{path} was called on a disabled run ({len(body)} bytes, {timeout_s} s)")
+
+    async def close(self) -> None:
+        """See Transport."""
+
+
+def _disabled(settings: Settings) -> Writer:
+    name = settings.run_name or "disabled"
+    request = _request(settings)
+    reply = OpenReply(
+        run_uid=secrets.token_hex(16),
+        workspace=settings.workspace_name,
+        project=settings.project_name,
+        run_name=name,
+        created=True,
+        orchestration_id=request.orchestration_id,
+        orchestration_ids=[request.orchestration_id],
+        generation="",
+        seeds=Seeds(),
+    )
+    return Writer(
+        settings,
+        request=request,
+        reply=reply,
+        transport=_Nowhere(),
+        engine=engine(),
+        clock=SystemClock(),
+    )
+
+
+def announce(writer: Writer) -> None:
+    """Say on stderr where the run is, unless asked to be quiet."""
+    settings = writer.settings
+    if settings.is_disabled:
+        return
+    verb = "started" if writer.is_creator else "joined"
+    place = f"{settings.workspace_name}/{settings.project_name}/{writer.run_name}"
+    sys.stderr.write(f"metrana: {verb} run {place} at {writer.where}\n")
+    sys.stderr.flush()
+
+
+# --- the end of the process -----------------------------------------------------------------------
+
+
+def _farewell(budget_s: float, status: str, exception_type: str | None) -> None:
+    """Flush with intake still open, then leave, within the exit budget. Any thread but ours."""
+    thread = engine()
+    if thread.is_own_thread or not _writers:
+        return
+    try:
+        future = thread.submit(lambda: _leave_all(budget_s, status, exception_type))
+        future.result(budget_s + _EXIT_GRACE_S)
+    except (MetranaError, concurrent.futures.TimeoutError, TimeoutError):
+        sys.stderr.write(f"metrana: not everything was stored within {budget_s:g} s\n")
+
+
+async def _leave_all(budget_s: float, status: str, exception_type: str | None) -> None:
+    writers = [writer for writer in _writers.values() if writer.is_open]
+    await asyncio.gather(
+        *(_leave_one(writer, budget_s, status, exception_type) for writer in writers),
+        return_exceptions=True,
+    )
+
+
+async def _leave_one(
+    writer: Writer, budget_s: float, status: str, exception_type: str | None
+) -> None:
+    started_s = time.monotonic()
+    with contextlib.suppress(MetranaError):  # close() below counts and tells what is left
+        await writer.flush(writer.inbox.appended_count, budget_s * 0.9)
+    left_s = max(0.1, budget_s - (time.monotonic() - started_s))
+    await writer.close(left_s, is_run_over=True, status=status, exception_type=exception_type)
+
+
+def _forget_in_child() -> None:
+    global _opening
+    _writers.clear()
+    _opening = None
+
+
+on_fork(_forget_in_child)
