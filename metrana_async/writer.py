@@ -9,6 +9,7 @@ dies stops the intake, and the next call raises its cause.
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Final, TypeVar
@@ -30,6 +31,7 @@ from metrana_async.errors import (
     PointsLost,
     RejectedError,
     RunClosedError,
+    SecondWriter,
     WaitTimeoutError,
 )
 from metrana_async.notices import NoticeBoard
@@ -120,6 +122,7 @@ class Writer:
             on_reply=self._on_ingest_reply,
             on_trouble=self._on_trouble,
             reopen=self._reopen,
+            renew=self._renew,
         )
         self._supervisor = Supervisor(self._on_death)
         for notice in reply.notices:
@@ -256,6 +259,18 @@ class Writer:
         self._outbox.on_marks(reply.acked)
         for notice in reply.notices:
             self._on_notice(notice)
+        self._sender.wake()
+        self._publish()
+
+    async def _renew(self) -> None:
+        """Go on as a new incarnation: another process writes under this writer's identity."""
+        request = replace(self._request, writer_id=secrets.token_hex(16))
+        reply = await self._call("/writers/open", request, OpenReply, REPLY_TIMEOUT_S)
+        text = f"run {self.run_name!r}: another process wrote as this writer; it takes a new name"
+        self.notices.tell(SecondWriter, text, key=("renewed",))
+        self._request = request
+        self._generation = reply.generation
+        self._outbox.rename(request.writer_id)
         self._sender.wake()
         self._publish()
 

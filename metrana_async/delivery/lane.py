@@ -15,8 +15,8 @@ from typing import Final
 from metrana_async.errors import InternalError, ProtocolError
 from metrana_async.statistics import Ledger
 from metrana_async.wire.acks import BatchReply, BatchStatus, Outcome
-from metrana_async.wire.batch import encode_batch
-from metrana_async.wire.frames import frame_digest
+from metrana_async.wire.batch import decode_batch, encode_batch
+from metrana_async.wire.frames import decode_frame, frame_digest
 from metrana_async.wire.model import Batch
 
 ROLLBACK: Final = "server_rollback"
@@ -30,6 +30,7 @@ class SealedBatch:
         frame: what is sent, the same in every retry.
         pages: digests of the pages it lists.
         points_count: points it carries.
+        prev_digest: digest of the batch before it; the server checks the chain.
         committed: how many of them the server acknowledged as durable.
         acked_s: monotonic time of that acknowledgement.
     """
@@ -39,6 +40,7 @@ class SealedBatch:
     frame: bytes
     pages: tuple[str, ...]
     points_count: int
+    prev_digest: int
     committed: int = 0
     counts: dict[str, int] = field(default_factory=dict)
     acked_s: float = 0.0
@@ -47,7 +49,9 @@ class SealedBatch:
 class Lane:
     """The state of one lane. One owner: the engine thread."""
 
-    def __init__(self, number: int, ledger: Ledger, *, run_uid: str, writer_id: str) -> None:
+    def __init__(
+        self, number: int, ledger: Ledger, *, run_uid: str, writer_id: str, compress: bool = False
+    ) -> None:
         self.number = number
         self.queue: deque[SealedBatch] = deque()
         self.retained: deque[SealedBatch] = deque()
@@ -59,30 +63,36 @@ class Lane:
         self._ledger = ledger
         self._run_uid = run_uid
         self._writer_id = writer_id
+        self._compress = compress
         self._last_digest = 0
-        # Committed points of each forgotten batch, sequence 1 first: what a rollback loses.
+        # Committed points and digest of each forgotten batch, sequence 1 first: what a rollback
+        # loses, and where the chain goes on. 16 bytes a batch.
         self._forgotten: array[int] = array("q")
+        self._forgotten_digests: array[int] = array("Q")
+        self.is_conflicted = False
 
     @property
     def acked_seq(self) -> int:
         """Greatest sequence with everything up to it acknowledged."""
         return self.queue[0].seq - 1 if self.queue else self.sealed_seq
 
-    def seal(self, batch: Batch, *, compress: bool = False) -> SealedBatch:
+    def seal(self, batch: Batch) -> SealedBatch:
         """Number and encode a batch, and queue it."""
         numbered = replace(
             batch, lane=self.number, seq=self.sealed_seq + 1, prev_digest=self._last_digest
         )
-        sealed = self._sealed(numbered, compress=compress)
+        sealed = self._sealed(numbered)
         self.sealed_seq = sealed.seq
         self._last_digest = frame_digest(sealed.frame)
         self._enqueue(sealed)
         return sealed
 
-    def _sealed(self, batch: Batch, *, compress: bool = False) -> SealedBatch:
-        frame = encode_batch(batch, compress=compress)
+    def _sealed(self, batch: Batch) -> SealedBatch:
+        frame = encode_batch(batch, compress=self._compress)
         pages = (*batch.series_pages, *batch.env_pages)
-        return SealedBatch(batch.lane, batch.seq, frame, pages, batch.points_count)
+        return SealedBatch(
+            batch.lane, batch.seq, frame, pages, batch.points_count, batch.prev_digest
+        )
 
     def _enqueue(self, sealed: SealedBatch) -> None:
         self.queue.append(sealed)
@@ -121,10 +131,13 @@ class Lane:
             return  # An answer to a batch that is settled, or that waits behind one that is not.
         if reply.status in (BatchStatus.STORED, BatchStatus.DUPLICATE):
             self._settle_stored(reply, now_s)
-        elif reply.status in (BatchStatus.REJECTED, BatchStatus.CONFLICT):
+        elif reply.status is BatchStatus.REJECTED:
             reason = reply.reason or reply.status.value
             self._ledger.rejected[reason] += self.queue[0].points_count
             self._retain(self._pop(), now_s)
+        elif reply.status is BatchStatus.CONFLICT:
+            # Somebody else wrote under our identity (a cloned machine). Nothing was stored.
+            self.is_conflicted = True
 
     def _settle_stored(self, reply: BatchReply, now_s: float) -> None:
         sealed = self._pop()
@@ -157,23 +170,24 @@ class Lane:
             raise InternalError(f"lane {self.number} has no batch to replace")
         poison = self._pop()
         self._ledger.rejected[reason] += poison.points_count
-        self._put_fillers({poison.seq: poison.points_count}, reason)
+        self._put_fillers({poison.seq: poison.points_count}, reason, poison.prev_digest)
 
-    def _put_fillers(self, points_by_seq: dict[int, int], reason: str) -> None:
-        fillers = [
-            self._sealed(
-                Batch(
-                    self._run_uid,
-                    self._writer_id,
-                    self.number,
-                    seq,
-                    lost={reason: points} if points else {},
-                )
-            )
-            for seq, points in points_by_seq.items()
-        ]
-        self.queue.extendleft(reversed(fillers))
-        self.queued_bytes += sum(len(filler.frame) for filler in fillers)
+    def _put_fillers(self, points_by_seq: dict[int, int], reason: str, prev_digest: int) -> None:
+        """Put batches that only declare a loss in front of the queue, and mend the chain behind."""
+        behind, self.queue = self.queue, deque()
+        self.queued_bytes = self.queued_points = 0
+        for seq, points in points_by_seq.items():
+            lost = {reason: points} if points else {}
+            filler = Batch(self._run_uid, self._writer_id, self.number, seq, lost=lost)
+            prev_digest = self._chain(filler, prev_digest)
+        for sealed in behind:
+            prev_digest = self._chain(unsealed(sealed), prev_digest)
+        self._last_digest = prev_digest
+
+    def _chain(self, batch: Batch, prev_digest: int) -> int:
+        sealed = self._sealed(replace(batch, prev_digest=prev_digest))
+        self._enqueue(sealed)
+        return frame_digest(sealed.frame)
 
     # --- a server that went back in time -----------------------------------------------------
     def rewind(self, seq: int) -> None:
@@ -192,8 +206,9 @@ class Lane:
             points = sum(points_by_seq.values())
             self._ledger.committed -= points
             self._ledger.lost[ROLLBACK] += points
-            self._put_fillers(points_by_seq, ROLLBACK)
-            del self._forgotten[seq - 1 :]
+            prev_digest = self._forgotten_digests[seq - 2] if seq > 1 else 0
+            self._put_fillers(points_by_seq, ROLLBACK, prev_digest)
+            del self._forgotten[seq - 1 :], self._forgotten_digests[seq - 1 :]
 
     def _take_back(self, sealed: SealedBatch) -> None:
         conflicts = sealed.counts.get(Outcome.PIN_CONFLICT.value, 0)
@@ -218,7 +233,13 @@ class Lane:
             sealed = self.retained.popleft()
             self.retained_bytes -= len(sealed.frame)
             self._forgotten.append(sealed.committed)
+            self._forgotten_digests.append(frame_digest(sealed.frame))
             assert len(self._forgotten) == sealed.seq
 
 
-_SETTLED = (BatchStatus.STORED, BatchStatus.DUPLICATE, BatchStatus.REJECTED, BatchStatus.CONFLICT)
+def unsealed(sealed: SealedBatch) -> Batch:
+    """The batch again, to be sealed at another place of a chain."""
+    return decode_batch(decode_frame(sealed.frame))
+
+
+_SETTLED = (BatchStatus.STORED, BatchStatus.DUPLICATE, BatchStatus.REJECTED)

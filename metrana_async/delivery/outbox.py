@@ -8,11 +8,11 @@ part of it is applied.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from metrana_async.delivery.batcher import Batcher
-from metrana_async.delivery.lane import Lane, SealedBatch
+from metrana_async.delivery.lane import Lane, SealedBatch, unsealed
 from metrana_async.delivery.splitting import Load
 from metrana_async.errors import MetranaError, ProtocolError
 from metrana_async.statistics import Ledger
@@ -68,7 +68,12 @@ class Outbox:
 
     def has_reached(self, marks: Mapping[int, int]) -> bool:
         """Whether everything up to `marks` is acknowledged."""
-        return all(self.lanes[number].acked_seq >= seq for number, seq in marks.items())
+        lanes = self.lanes
+        # A renamed writer's lanes start over: there it is all that was sealed.
+        return all(
+            lanes[number].acked_seq >= min(seq, lanes[number].sealed_seq)
+            for number, seq in marks.items()
+        )
 
     def is_empty(self) -> bool:
         """True when nothing waits to be sent or acknowledged."""
@@ -80,7 +85,7 @@ class Outbox:
         for number in sorted(loads):
             lane = self._lane(number)
             for batch in self._batcher.batches(number, loads[number]):
-                lane.seal(batch, compress=self._compress)
+                lane.seal(batch)
                 self._ledger.batches_sealed += 1
         if lost:
             self._lane(0).seal(self._batcher.empty_batch(0, dict(lost)))
@@ -89,13 +94,17 @@ class Outbox:
     def _lane(self, number: int) -> Lane:
         lane = self.lanes.get(number)
         if lane is None:
-            lane = self.lanes[number] = Lane(
-                number,
-                self._ledger,
-                run_uid=self._batcher.run_uid,
-                writer_id=self._batcher.writer_id,
-            )
+            lane = self.lanes[number] = self._new_lane(number)
         return lane
+
+    def _new_lane(self, number: int) -> Lane:
+        return Lane(
+            number,
+            self._ledger,
+            run_uid=self._batcher.run_uid,
+            writer_id=self._batcher.writer_id,
+            compress=self._compress,
+        )
 
     # --- out ---------------------------------------------------------------------------------
     def next_request(self) -> Request | None:
@@ -191,6 +200,19 @@ class Outbox:
                 lane.rewind(mark + 1)
         # A restored server may have lost pages too; sending them again is cheap.
         self._known_pages.clear()
+
+    @property
+    def is_conflicted(self) -> bool:
+        """True when another writer uses this identity: `rename` before sending on."""
+        return any(lane.is_conflicted for lane in self.lanes.values())
+
+    def rename(self, writer_id: str) -> None:
+        """Go on as a new writer incarnation: what is not acknowledged is sealed anew."""
+        self._batcher.writer_id = writer_id
+        for number, lane in list(self.lanes.items()):
+            fresh = self.lanes[number] = self._new_lane(number)
+            for sealed in lane.queue:
+                fresh.seal(replace(unsealed(sealed), writer_id=writer_id))
 
     def forget(self, now_s: float) -> None:
         """Drop acknowledged batches beyond the retention."""

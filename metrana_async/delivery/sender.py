@@ -43,6 +43,7 @@ class Sender:
         on_reply: Callable[[IngestReply], None],
         on_trouble: Callable[[MetranaError], None],
         reopen: Callable[[], Awaitable[None]],
+        renew: Callable[[], Awaitable[None]],
         backoff: Backoff | None = None,
     ) -> None:
         """Make a sender.
@@ -55,6 +56,7 @@ class Sender:
             on_reply: called after every applied answer (notices, generation, progress).
             on_trouble: called with every failure.
             reopen: introduces this writer to the server again; it may have forgotten it.
+            renew: takes a new identity; another writer uses ours.
             backoff: the retry schedule.
         """
         self._transport = transport
@@ -64,6 +66,7 @@ class Sender:
         self._on_reply = on_reply
         self._on_trouble = on_trouble
         self._reopen = reopen
+        self._renew = renew
         self._backoff = backoff or Backoff()
         self._wanted = asyncio.Event()
         self._hurry = Pulse()
@@ -103,6 +106,8 @@ class Sender:
         except MetranaError as error:
             return await self._failed(request, error)
         self._on_reply(reply)
+        if self._outbox.is_conflicted:
+            return await self._introduce(self._renew)
         if self._outbox.is_stuck:
             stuck = UnavailableError("several answers in a row settled nothing")
             return self._backoff.delay_s(stuck)
@@ -122,20 +127,20 @@ class Sender:
         self._ledger.send_errors += 1
         self._on_trouble(error)
         if isinstance(error, NotFoundError):
-            return await self._introduce_again()
+            return await self._introduce(self._reopen)
         if error.retryable or isinstance(error, AuthError):
             return self._backoff.delay_s(error)
         self._outbox.on_refused(request, error)
         return 0.0
 
-    async def _introduce_again(self) -> float:
+    async def _introduce(self, introduce: Callable[[], Awaitable[None]]) -> float:
         try:
-            await self._reopen()
+            await introduce()
         except MetranaError as error:
             self._on_trouble(error)
             return self._backoff.delay_s(error)
         # Not 0: a server that admits us and then knows nothing of it must not be hammered.
-        return self._backoff.delay_s(UnavailableError("the server had forgotten this writer"))
+        return self._backoff.delay_s(UnavailableError("the server did not know this writer"))
 
     async def _pause(self, delay_s: float) -> None:
         await self._hurry.wait(delay_s)
