@@ -61,7 +61,7 @@ def dump_units(table: UnitTable) -> bytes:
     rows = np.concatenate([latest[latest_envs], np.array(list(older.values()), np.int64)])
     place = {row: position for position, row in enumerate(rows.tolist())}
     others = [
-        [place[row], list(o.spans.items()), list(o.past.items())]
+        [place[row], [(w, list(s)) for w, s in o.spans.items()], list(o.past.items())]
         for row, o in table.others.items()
         if row in place
     ]
