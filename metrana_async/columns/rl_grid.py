@@ -34,12 +34,10 @@ from metrana_async.errors import (
     ValidationError,
 )
 from metrana_async.wire.limits import STEP_MAX
-from metrana_async.wire.model import FloatArray, Int64Array, StepMode
+from metrana_async.wire.model import DEFAULT_ENV, FloatArray, Int64Array, StepMode
 
 _CACHED_ENV_SETS: Final = 64
 _CACHED_SINGLE_ENVS: Final = 1 << 16
-
-_DEFAULT_ENVS: Final = (check_env_id(None),)
 
 
 @dataclass(slots=True)
@@ -92,7 +90,7 @@ class EnvIdCache:
             InvalidTypeError, InvalidNameError: see `names.check_env_ids`.
         """
         if env_id is None:
-            return _DEFAULT_ENVS
+            env_id = DEFAULT_ENV
         if isinstance(env_id, str):
             return self._singles.get(env_id) or self._single(check_env_id(env_id))
         if isinstance(env_id, np.ndarray):

@@ -41,7 +41,9 @@ def test_integral_values_are_exact(x, number):
     assert type(coerce_integer(x, "step")) is int
 
 
-@pytest.mark.parametrize("x", [True, np.True_, "10", None, b"1", 1j, Decimal(3), [1], object(), {1}])
+@pytest.mark.parametrize(
+    "x", [True, np.True_, "10", None, b"1", 1j, Decimal(3), [1], object(), {1}]
+)
 def test_other_types_are_refused(x):
     """US-83: a bool is no step, nothing is parsed; the message names the argument."""
     with pytest.raises(InvalidTypeError, match="step"):

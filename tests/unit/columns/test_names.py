@@ -30,7 +30,18 @@ class Scale(enum.Enum):
 
 @pytest.mark.parametrize(
     "name",
-    ["MAP@k", "huber_loss[delta=1.3]", "CPU-%", "a=b&c=d", "#1", "it's", "𝔼(X)", "a b", "a//b", "é"],
+    [
+        "MAP@k",
+        "huber_loss[delta=1.3]",
+        "CPU-%",
+        "a=b&c=d",
+        "#1",
+        "it's",
+        "𝔼(X)",
+        "a b",
+        "a//b",
+        "é",
+    ],
 )
 def test_names_that_libraries_use_are_kept(name):
     """Punctuation, inner spaces and letters of any script are names as they are."""

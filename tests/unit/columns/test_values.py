@@ -246,7 +246,8 @@ def test_what_is_no_number_is_named(value, named):
 
 
 @pytest.mark.parametrize(
-    "value", [[[1.0], [1.0, 2.0]], [[1.0], 2.0], [2.0, [1.0]], [np.zeros(2), np.zeros(3)], [[1], []]]
+    "value",
+    [[[1.0], [1.0, 2.0]], [[1.0], 2.0], [2.0, [1.0]], [np.zeros(2), np.zeros(3)], [[1], []]],
 )
 def test_ragged_values_are_refused(value):
     """The odd row is named."""
@@ -303,7 +304,9 @@ def test_dtypes_in_every_spelling(spelled, name):
     assert check_dtype(spelled) == name
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float128", "uint8", "complex64", "nonsense", 3, str])
+@pytest.mark.parametrize(
+    "dtype", ["bfloat16", "float128", "uint8", "complex64", "nonsense", 3, str]
+)
 def test_other_dtypes_are_refused_by_name(dtype):
     """The message shows what was asked for."""
     with pytest.raises(InvalidTypeError, match="is none of float16"):
