@@ -95,7 +95,9 @@ def expand(table: SegmentTable, registry):
     points = []
     at = 0
     columns = (table.env, table.episode, table.rl_step, table.start, table.count, table.time_ms)
-    for env, episode, rl_step, start, count, time_ms in zip(*map(np.ndarray.tolist, columns)):
+    for env, episode, rl_step, start, count, time_ms in zip(
+        *map(np.ndarray.tolist, columns), strict=True
+    ):
         for i in range(count):
             time = time_ms if table.point_time_ms is None else int(table.point_time_ms[at])
             point = (rl_step, start + i, float(table.value[at]), time)

@@ -68,7 +68,7 @@ def test_objects_that_hold_configuration():
 
 
 def test_scalars_of_libraries():
-    """numpy scalars and 0-d arrays, enums, paths and times have a plain form."""
+    """Numpy scalars and 0-d arrays, enums, paths and times have a plain form."""
     config = {
         "a": np.float32(0.5),
         "b": np.array(3),

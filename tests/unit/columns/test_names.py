@@ -83,7 +83,7 @@ def test_other_types_are_no_names(name):
 
 
 def test_subclasses_of_str_become_their_characters():
-    """numpy's str_ and a str enum are the characters they hold, as exact str."""
+    """Numpy's str_ and a str enum are the characters they hold, as exact str."""
     assert [type(check_metric_name(n)) for n in (np.str_("a"), Metric.LOSS)] == [str, str]
     assert check_metric_name(Metric.LOSS) == "loss"
 

@@ -22,7 +22,7 @@ def columns(value, step=None, timestamp=None, dtype=None, *, step_required=False
 
 
 def test_a_scalar_is_one_point():
-    """value 0.5 without a step asks for the next number, now."""
+    """A bare number asks for the next number, now."""
     made = columns(0.5)
     assert (made.value.tolist(), made.step, made.time_ms) == ([0.5], AUTOMATIC, NOW)
 
@@ -49,7 +49,7 @@ def test_masked_points_go_with_their_steps():
 
 
 def test_the_end_of_the_axis():
-    """k + n - 1 may be 2**63-1 and not more."""
+    """The last step be 2**63-1 and not more."""
     assert columns([1.0, 2.0], 2**63 - 2).step == 2**63 - 2
     with pytest.raises(InvalidStepError, match=r"2\*\*63-1"):
         columns([1.0, 2.0], 2**63 - 1)

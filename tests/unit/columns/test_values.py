@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import array
 import collections
-import datetime
+import datetime as dt
 import math
 from decimal import Decimal
 from fractions import Fraction
@@ -220,7 +220,7 @@ def test_ints_beyond_float64_are_refused(value):
         (1j, "value"),
         (Decimal("0.1"), "value"),
         (Fraction(1, 4), "value"),
-        (datetime.datetime(2024, 1, 1), "value"),
+        (dt.datetime(2024, 1, 1), "value"),
         (object(), "value"),
         ({"a": 1.0}, "value"),
         ({1.0}, "value"),
@@ -234,7 +234,7 @@ def test_ints_beyond_float64_are_refused(value):
         (np.array([1], dtype="m8[s]"), "value"),
         (np.zeros(2, dtype=[("a", "f4")]), "value"),
         ([b"x", 1.0], "value[0]"),
-        ([1.0, Decimal("2")], "value[1]"),
+        ([1.0, Decimal(2)], "value[1]"),
     ],
 )
 def test_what_is_no_number_is_named(value, named):

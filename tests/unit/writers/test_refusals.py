@@ -77,7 +77,7 @@ class Validation:
         self.registry.claim_grid(definition, made.env_ids, made.mode, mask=made.mask)
 
 
-@pytest.mark.parametrize("case", refusals())
+@pytest.mark.parametrize("case", list(refusals()))
 def test_refused_calls(case):
     """The call raises one of the named errors; every other call of the case is accepted."""
     validation = Validation()
