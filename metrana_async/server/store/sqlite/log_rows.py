@@ -101,8 +101,8 @@ def _describe_segments(table: AcceptedSegments, writer: _Writer) -> list[Any]:
     return [table.run_no, table.writer_no, table.series_no, table.mode.value, columns]
 
 
-def decode_log_row(blob: bytes) -> tuple[list[AcceptedPoints], list[AcceptedSegments]]:
-    """Decode what `encode_log_row` made; columns may be read-only views of `blob`.
+def decode_log_row(blob: bytes) -> list[AcceptedPoints | AcceptedSegments]:
+    """Decode what `encode_log_row` made, in its order; columns may be read-only views of `blob`.
 
     Raises:
         InternalError: the blob is not one of ours.
@@ -116,7 +116,7 @@ def decode_log_row(blob: bytes) -> tuple[list[AcceptedPoints], list[AcceptedSegm
         segments = [_read_segments(row, reader) for row in description["segments"]]
     except (ProtocolError, ValueError, TypeError, KeyError, IndexError) as error:
         raise InternalError(f"a log row of {len(blob)} bytes is malformed: {error!r}") from error
-    return points, segments
+    return [*points, *segments]
 
 
 def _read_points(row: list[Any], reader: _Reader) -> AcceptedPoints:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from metrana_async.server.store.base import AcceptedPoints, AcceptedSegments
+from metrana_async.server.store.sqlite.codec import constant, is_constant
 from metrana_async.wire.model import FloatArray, Int64Array
 
 Selection = npt.NDArray[np.bool_] | npt.NDArray[np.int64] | slice
@@ -45,8 +46,19 @@ class Rows:
 
     def take(self, selection: Selection) -> Rows:
         """The selected rows: a mask, positions or a slice."""
+        value = self.value[selection]
+        n = len(value)
+        columns: list[Any] = [
+            constant(int(c[0]), n) if n and is_constant(c) else c[selection]
+            for c in self.integers()
+        ]
+        columns.append(value)
+        return Rows(*columns)
+
+    def plain(self) -> Rows:
+        """The same rows in contiguous, writable columns, for those who know nothing of ours."""
         columns: list[Any] = [*self.integers(), self.value]
-        return Rows(*(column[selection] for column in columns))
+        return Rows(*(np.require(column, requirements=("C", "W")) for column in columns))
 
     def sorted_by_key(self) -> Rows:
         """By key; arrival order within a key."""
@@ -99,32 +111,50 @@ def concat_rows(parts: Sequence[Rows]) -> Rows:
         return parts[0]
     if not parts:
         return empty_rows()
-    columns = zip(*([*p.integers(), p.value] for p in parts), strict=True)
-    return Rows(*(np.concatenate(c) for c in columns))
+    columns: list[Any] = [
+        _concat(list(c)) for c in zip(*(p.integers() for p in parts), strict=True)
+    ]
+    columns.append(np.concatenate([part.value for part in parts]))
+    return Rows(*columns)
+
+
+def _concat(columns: list[Int64Array]) -> Int64Array:
+    """Columns one behind the other; constant ones that agree stay constant."""
+    first = columns[0]
+    if all(len(c) and is_constant(c) and c[0] == first[0] for c in columns):
+        return constant(int(first[0]), sum(map(len, columns)))
+    return np.concatenate(columns)
+
+
+def _writers(tables: Sequence[AcceptedPoints | AcceptedSegments], n_each: list[int]) -> Int64Array:
+    """Each table's writer, as often as it has rows."""
+    writers = [t.writer_no for t in tables]
+    if min(writers) == max(writers):
+        return constant(writers[0], sum(n_each))
+    return np.repeat(np.array(writers, dtype=np.int64), n_each)
 
 
 def points_as_rows(tables: Sequence[AcceptedPoints], wanted: Filter) -> Rows:
     """The wanted rows of tables of one unit; `key` is the series, or the environment."""
-    lengths = [len(t.step) for t in tables]
     has_envs = tables[0].has_envs
-    key = np.concatenate([t.env_no if has_envs else t.series_no for t in tables])
-    step = np.concatenate([t.step for t in tables])
-    keep = wanted.has_key(key)
-    if wanted.steps is not None:
-        keep &= within(step, wanted.steps)
-    zeros: Int64Array = np.broadcast_to(np.int64(0), len(step))
-    writers = np.array([t.writer_no for t in tables], dtype=np.int64)
+    key = _concat([t.env_no if has_envs else t.series_no for t in tables])
+    zeros = constant(0, len(key))
     rows = Rows(
         key=key,
-        rl_step=np.concatenate([t.rl_step for t in tables]) if has_envs else zeros,
+        rl_step=_concat([t.rl_step for t in tables]) if has_envs else zeros,
         episode=zeros,
-        step=step,
+        step=_concat([t.step for t in tables]),
         generation=zeros,
-        time_ms=np.concatenate([t.time_ms for t in tables]),
-        writer_no=np.repeat(writers, lengths),
+        time_ms=_concat([t.time_ms for t in tables]),
+        writer_no=_writers(tables, [len(t.step) for t in tables]),
         value=np.concatenate([t.value for t in tables]),
     )
-    return rows if keep.all() else rows.take(keep)
+    if wanted.keys is None and wanted.steps is None:
+        return rows
+    keep = wanted.has_key(key)
+    if wanted.steps is not None:
+        keep &= within(rows.step, wanted.steps)
+    return rows.take(keep)
 
 
 def segments_as_rows(
@@ -135,38 +165,43 @@ def segments_as_rows(
     Segments are chosen (and, with `by_key`, ordered) before any point is touched: environment,
     episode and rl_step are the same throughout a segment.
     """
-    env_no = np.concatenate([t.env_no for t in tables])
+    env_no = _concat([t.env_no for t in tables])
     keep = wanted.has_key(env_no)
     for name, limits in wanted.ranges():
         if name != "step":
-            keep &= within(np.concatenate([getattr(t, name) for t in tables]), limits)
+            keep &= within(_concat([getattr(t, name) for t in tables]), limits)
     chosen = np.flatnonzero(keep)
     if by_key:
         chosen = chosen[np.argsort(env_no[chosen], kind="stable")]
-    all_counts = np.concatenate([t.count for t in tables])
-    count = all_counts[chosen]
-    first = (np.cumsum(all_counts) - all_counts)[chosen]
-    inside = np.arange(int(count.sum()), dtype=np.int64) - np.repeat(
-        np.cumsum(count) - count, count
-    )
-    at = np.repeat(first, count) + inside
-    segments_in = [len(t.env_no) for t in tables]
-    writers = np.array([t.writer_no for t in tables], dtype=np.int64)
+    counts = _concat([t.count for t in tables])
+    count = counts[chosen]
+    # Positions of the chosen points among all, and within their segments.
+    at, inside = (np.cumsum(counts) - counts)[chosen], constant(0, len(chosen))
+    has_runs = bool((count != 1).any())
+    if has_runs:
+        inside = np.arange(int(count.sum()), dtype=np.int64)
+        inside -= np.repeat(np.cumsum(count) - count, count)
+        at = np.repeat(at, count) + inside
 
-    def spread(name: str) -> Int64Array:
-        column = np.concatenate([getattr(t, name) for t in tables])
-        return np.repeat(column[chosen], count)
+    def spread(column: Int64Array) -> Int64Array:
+        if is_constant(column) and len(column):
+            return constant(int(column[0]), len(at))
+        return np.repeat(column[chosen], count) if has_runs else column[chosen]
 
+    def spread_named(name: str) -> Int64Array:
+        return spread(_concat([getattr(t, name) for t in tables]))
+
+    has_own_times = any(t.point_time_ms is not None for t in tables)
     return Rows(
-        key=np.repeat(env_no[chosen], count),
-        rl_step=spread("rl_step"),
-        episode=spread("episode"),
-        step=spread("step") + inside,
-        generation=spread("generation"),
-        time_ms=np.concatenate([_point_times(t) for t in tables])[at]
-        if any(t.point_time_ms is not None for t in tables)
-        else spread("time_ms"),
-        writer_no=np.repeat(np.repeat(writers, segments_in)[chosen], count),
+        key=spread(env_no),
+        rl_step=spread_named("rl_step"),
+        episode=spread_named("episode"),
+        step=spread_named("step") + inside,
+        generation=spread_named("generation"),
+        time_ms=_concat([_point_times(t) for t in tables])[at]
+        if has_own_times
+        else spread_named("time_ms"),
+        writer_no=spread(_writers(tables, [len(t.env_no) for t in tables])),
         value=np.concatenate([t.value for t in tables])[at],
     )
 

@@ -45,9 +45,9 @@ from metrana_async.server.store.sqlite.files import DATABASE_NAME, lock_folder, 
 from metrana_async.server.store.sqlite.log_rows import decode_log_row, encode_log_row
 from metrana_async.server.store.sqlite.rows import Filter, Rows, concat_rows, tables_as_rows
 from metrana_async.server.store.sqlite.schema import connect, migrate
-from metrana_async.server.store.sqlite.tail import Entry, Table, Tail, UnitTail, split_by_unit
+from metrana_async.server.store.sqlite.tail import Entry, Table, Tail, UnitTail
 from metrana_async.server.store.sqlite.tiles import due_points
-from metrana_async.server.store.sqlite.units import UNIT_SERIES_COUNT, Unit, Units
+from metrana_async.server.store.sqlite.units import NO_UNIT, UNIT_SERIES_COUNT, Unit, Units
 
 TAIL_BYTES_MAX: Final = 64 << 20
 TAIL_AGE_S: Final = 60.0
@@ -69,7 +69,8 @@ class SqliteStore:
         self._generation = secrets.token_hex(16)
         self._units = Units()
         self._tail = Tail()
-        self._log_sizes: deque[tuple[int, int]] = deque()
+        self._log_rows: deque[tuple[int, int]] = deque()
+        self._log_bytes = 0
         self._next_log_no = 1
         prepare_folder(self._folder)
         self._lock: int | None = lock_folder(self._folder)
@@ -91,12 +92,13 @@ class SqliteStore:
         """Rebuild units and the tail."""
         self._units.load(self._writer)
         marks = [unit.sealed for unit in self._units.by_no.values()]
+        unit_of, sealed_of = self._units.unit_of, self._units.sealed_of()
         for log_no, blob in self._writer.execute("SELECT log_no, tables FROM log ORDER BY log_no"):
             marks.append(log_no)
-            self._log_sizes.append((log_no, len(blob)))
-            placed = self._place(*decode_log_row(blob))
-            unsealed = [(no, t) for no, t in placed if log_no > self._units.by_no[no].sealed]
-            self._tail.append(log_no, unsealed)
+            self._note_log_row(log_no, len(blob))
+            # A row stays for the units that still need it; the others have it in tiles.
+            needed_by = np.where(sealed_of < log_no, unit_of, NO_UNIT)
+            self._tail.append(log_no, decode_log_row(blob), needed_by)
         # Log rows come and go, so their numbers are ours to keep from coming back.
         self._next_log_no = max(marks, default=0) + 1
 
@@ -109,13 +111,10 @@ class SqliteStore:
     def commit(self, changes: Commit) -> None:
         """See PointStore."""
         placement = self._units.prepare(changes.series)
-        blob = b""
-        if changes.points or changes.segments:
-            for points in changes.points:
-                self._units.check(points.series_no, placement)
-            for segments in changes.segments:
-                self._units.check(np.array([segments.series_no]), placement)
-            blob = encode_log_row(changes.points, changes.segments)
+        tables: list[Table] = [*changes.points, *changes.segments]
+        for table in tables:
+            self._units.check(np.atleast_1d(table.series_no), placement)
+        blob = encode_log_row(changes.points, changes.segments) if tables else b""
         log_no = self._next_log_no
         with write_transaction(self._writer, "committing to the store"):
             self._writer.executemany(
@@ -128,20 +127,17 @@ class SqliteStore:
         self._units.adopt(placement)
         if blob:
             self._next_log_no += 1
-            self._log_sizes.append((log_no, len(blob)))
-            self._tail.append(log_no, self._place(changes.points, changes.segments))
+            self._note_log_row(log_no, len(blob))
+            self._tail.append(log_no, tables, self._units.unit_of)
         self._wal.wrote(len(blob))
 
-    def _place(
-        self, points: list[AcceptedPoints], segments: list[AcceptedSegments]
-    ) -> list[tuple[int, Table]]:
-        """Each table with its unit, tables of several units cut apart."""
-        unit_of = self._units.unit_of
-        placed: list[tuple[int, Table]] = []
-        for table in points:
-            placed += split_by_unit(table, unit_of)
-        placed += [(int(unit_of[t.series_no]), t) for t in segments if len(t.value)]
-        return placed
+    def _note_log_row(self, log_no: int, n_bytes: int) -> None:
+        self._log_rows.append((log_no, n_bytes))
+        self._log_bytes += n_bytes
+
+    def _forget_log_rows(self, keep_from: int) -> None:
+        while self._log_rows and self._log_rows[0][0] < keep_from:
+            self._log_bytes -= self._log_rows.popleft()[1]
 
     # --- catalogue -------------------------------------------------------------------------
     def runs(self) -> list[RunRow]:
@@ -229,7 +225,7 @@ class SqliteStore:
         tables = [entry.table for entry in entries if entry.log_no > sealed]
         if tables:
             parts.append(tables_as_rows(tables, wanted))
-        return concat_rows([part for part in parts if len(part)])
+        return concat_rows([part for part in parts if len(part)]).plain()
 
     def cuts(self, series_no: int) -> list[CutRow]:
         """See PointStore."""
@@ -248,7 +244,7 @@ class SqliteStore:
         if unit is None:
             return []
         tables = [entry.table for entry in self._tail.snapshot(unit.unit_no)]
-        return [t for t in tables if bool(np.any(np.asarray(t.series_no) == series_no))]
+        return [t for t in tables if bool(np.any(t.series_no == series_no))]
 
     def due(self, *, now_s: float, everything: bool = False) -> list[SealUnit]:
         """See PointStore.
@@ -266,7 +262,7 @@ class SqliteStore:
                 break
             chosen[unit_no] = None
             excess -= tails[unit_no].nbytes
-        if tails and sum(n_bytes for _, n_bytes in self._log_sizes) > LOG_BYTES_MAX:
+        if tails and self._log_bytes > LOG_BYTES_MAX:
             chosen[min(tails, key=lambda no: tails[no].first_log_no)] = None
         for unit_no in by_size:
             tail = tails[unit_no]
@@ -318,8 +314,7 @@ class SqliteStore:
             self._writer.executemany("INSERT OR REPLACE INTO head VALUES(?,?)", heads.items())
         ours.sealed, ours.group_size = sealed, change.group_size
         self._tail.drop(ours.unit_no)
-        while self._log_sizes and self._log_sizes[0][0] < keep_from:
-            self._log_sizes.popleft()
+        self._forget_log_rows(keep_from)
         self._wal.wrote(change.nbytes + sum(map(len, heads.values())))
 
     def close(self) -> None:
@@ -340,9 +335,17 @@ def _sorted_keys(keys: Sequence[int] | None) -> Any:
 
 def _series_in(entries: list[Entry]) -> list[int]:
     """The series that have rows in these entries, ascending."""
-    tables = [entry.table for entry in entries]
-    if not tables:
+    if not entries:
         return []
-    columns = [np.atleast_1d(np.asarray(t.series_no, dtype=np.int64)) for t in tables]
-    found: list[int] = np.unique(np.concatenate(columns)).tolist()
+    newest = entries[-1].table
+    if isinstance(newest, AcceptedSegments):
+        return [newest.series_no]
+    column = np.concatenate(
+        [e.table.series_no for e in entries if isinstance(e.table, AcceptedPoints)]
+    )
+    # A unit's series are near one another: marking them beats sorting the rows.
+    low = int(column.min())
+    has_rows = np.zeros(int(column.max()) - low + 1, dtype=bool)
+    has_rows[column - low] = True
+    found: list[int] = (np.flatnonzero(has_rows) + low).tolist()
     return found

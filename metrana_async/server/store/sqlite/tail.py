@@ -10,18 +10,27 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from metrana_async.server.store.base import AcceptedPoints, AcceptedSegments
+from metrana_async.server.store.sqlite.codec import constant, is_constant
+from metrana_async.server.store.sqlite.units import NO_UNIT
 from metrana_async.wire.model import Int64Array
 
 Table = AcceptedPoints | AcceptedSegments
 
+_POINT_INTEGERS: Final = ("series_no", "env_no", "step", "rl_step", "time_ms")
+_SEGMENT_INTEGERS: Final = (
+    *("env_no", "episode", "generation", "rl_step", "minor", "step", "count", "time_ms"),
+)
+
 _JOIN_COUNT: Final = 32
-_JOIN_LEVELS: Final = 2
+_JOIN_ROWS: Final = (1_024, 32_768)
+"""At most so many points come of a join, by level."""
 _TABLE_BYTES: Final = 1_500
 """What the objects around a table's columns weigh."""
 _PLAIN_ROWS: Final = 16
@@ -40,14 +49,16 @@ class Entry(NamedTuple):
 class UnitTail:
     """Entries of one unit in order of arrival."""
 
+    first_log_no: int
     entries: list[Entry] = field(default_factory=list)
-    first_log_no: int = 0
     points_count: int = 0
     nbytes: int = 0
     key_low: int = 2**63 - 1
     key_high: int = -1
     since_s: float | None = None
     """When `due` first saw it, by the caller's clock."""
+    _alike_count: int = 0
+    """Entries at the end that could be joined."""
 
     @property
     def keys_span(self) -> int:
@@ -59,10 +70,35 @@ class UnitTail:
         keys = table.env_no if _has_envs(table) else table.series_no
         self.key_low = min(self.key_low, int(np.min(keys)))
         self.key_high = max(self.key_high, int(np.max(keys)))
+        newest = self.entries[-1] if self.entries else None
+        is_alike = newest is not None and newest.level == 0 and _can_join(newest.table, table)
+        self._alike_count = self._alike_count + 1 if is_alike else 1
         self.entries.append(Entry(log_no, table))
         self.points_count += len(table.value)
         self.nbytes += _table_bytes(table)
-        _join_newest(self)
+        if self._alike_count == _JOIN_COUNT:
+            self._alike_count = 0
+            self._join()
+
+    def _join(self) -> None:
+        """Join the newest entries, and what comes of it with its like."""
+        for level, rows_max in enumerate(_JOIN_ROWS):
+            newest = self.entries[-_JOIN_COUNT:]
+            tables = [entry.table for entry in newest]
+            if (
+                len(newest) < _JOIN_COUNT
+                or any(entry.level != level for entry in newest)
+                or not all(_can_join(tables[0], table) for table in tables)
+                or sum(len(table.value) for table in tables) > rows_max
+            ):
+                return
+            columns: dict[str, Any] = {
+                name: np.concatenate([getattr(table, name) for table in tables])
+                for name in _columns(tables[0])
+            }
+            table = _owned(dataclasses.replace(tables[0], **columns))
+            self.nbytes += _table_bytes(table) - sum(map(_table_bytes, tables))
+            self.entries[-_JOIN_COUNT:] = [Entry(newest[-1].log_no, table, level + 1)]
 
 
 class Tail:
@@ -92,15 +128,27 @@ class Tail:
         rows = (u.first_log_no for unit_no, u in self._units.items() if unit_no != besides)
         return min(rows, default=None)
 
-    def append(self, log_no: int, tables: list[tuple[int, Table]]) -> None:
-        """Add one commit's tables, each with its unit; readers see all of them or none."""
-        owned = [(unit_no, _owned(table)) for unit_no, table in tables]
+    def append(self, log_no: int, tables: Iterable[Table], unit_of: Int64Array) -> None:
+        """Add one commit's tables; readers see all of them or none.
+
+        `unit_of` is int64, the unit by series_no; points of NO_UNIT are left out.
+        """
+        placed: list[tuple[int, Table]] = []
+        for table in tables:
+            if len(table.value) == 0:
+                continue
+            owned = _owned(table)
+            if isinstance(owned, AcceptedPoints):
+                placed += split_by_unit(owned, unit_of)
+            else:
+                placed.append((int(unit_of[owned.series_no]), owned))
         with self._lock:
-            for unit_no, table in owned:
-                unit = self._units.get(unit_no)
-                if unit is None:
-                    unit = self._units[unit_no] = UnitTail(first_log_no=log_no)
-                unit.add(log_no, table)
+            for unit_no, table in placed:
+                if unit_no == NO_UNIT:
+                    continue
+                if unit_no not in self._units:
+                    self._units[unit_no] = UnitTail(log_no)
+                self._units[unit_no].add(log_no, table)
 
     def drop(self, unit_no: int) -> None:
         """Forget a unit's entries: all of them are in tiles."""
@@ -112,10 +160,12 @@ def _has_envs(table: Table) -> bool:
     return isinstance(table, AcceptedSegments) or table.has_envs
 
 
-def _array_names(table: Table) -> list[str]:
-    return [
-        f.name for f in dataclasses.fields(table) if isinstance(getattr(table, f.name), np.ndarray)
-    ]
+def _columns(table: Table) -> tuple[str, ...]:
+    if isinstance(table, AcceptedPoints):
+        return (*_POINT_INTEGERS, "value")
+    if table.point_time_ms is None:
+        return (*_SEGMENT_INTEGERS, "value")
+    return (*_SEGMENT_INTEGERS, "value", "point_time_ms")
 
 
 def _owned(table: Table) -> Table:
@@ -125,20 +175,20 @@ def _owned(table: Table) -> Table:
     neighbours in memory.
     """
     columns: dict[str, Any] = {}
-    for name in _array_names(table):
+    for name in _columns(table):
         column = getattr(table, name)
         if name != "value" and len(column) > _PLAIN_ROWS and column[0] == column[-1]:
             first = column[0]
             if bool((column == first).all()):
-                columns[name] = np.broadcast_to(np.int64(first), len(column))
+                columns[name] = constant(int(first), len(column))
                 continue
         columns[name] = column if column.flags.owndata else column.copy()
     return dataclasses.replace(table, **columns)
 
 
 def _table_bytes(table: Table) -> int:
-    columns = (getattr(table, name) for name in _array_names(table))
-    return _TABLE_BYTES + sum(int(c.nbytes) for c in columns if c.strides != (0,))
+    columns = (getattr(table, name) for name in _columns(table))
+    return _TABLE_BYTES + sum(int(c.nbytes) for c in columns if not is_constant(c))
 
 
 def _can_join(a: Table, b: Table) -> bool:
@@ -148,31 +198,9 @@ def _can_join(a: Table, b: Table) -> bool:
     return type(a) is type(b) and a.writer_no == b.writer_no
 
 
-def _join_newest(unit: UnitTail) -> None:
-    """Join the newest entries when there are enough of one level, level by level."""
-    for level in range(_JOIN_LEVELS):
-        newest = unit.entries[-_JOIN_COUNT:]
-        if len(newest) < _JOIN_COUNT or any(e.level != level for e in newest):
-            return
-        head = newest[0].table
-        if not all(_can_join(head, e.table) for e in newest):
-            return
-        tables = [e.table for e in newest]
-        if sum(len(t.value) for t in tables) > _JOIN_COUNT ** (level + 2):
-            return
-        joined: dict[str, Any] = {
-            name: np.concatenate([getattr(t, name) for t in tables]) for name in _array_names(head)
-        }
-        table = dataclasses.replace(head, **joined)
-        unit.nbytes += _table_bytes(table) - sum(map(_table_bytes, tables))
-        unit.entries[-_JOIN_COUNT:] = [Entry(newest[-1].log_no, table, level + 1)]
-
-
 def split_by_unit(table: AcceptedPoints, unit_of: Int64Array) -> list[tuple[int, AcceptedPoints]]:
     """Cut a table into one per unit, rows in arrival order; `unit_of` is int64 by series_no."""
     units = unit_of[table.series_no]
-    if len(units) == 0:
-        return []
     if bool((units == units[0]).all()):
         return [(int(units[0]), table)]
     if not bool((units[1:] >= units[:-1]).all()):
@@ -187,5 +215,6 @@ def split_by_unit(table: AcceptedPoints, unit_of: Int64Array) -> list[tuple[int,
 
 
 def _take(table: AcceptedPoints, selection: Any) -> AcceptedPoints:
-    columns = {name: getattr(table, name)[selection] for name in _array_names(table)}
-    return dataclasses.replace(table, **columns)
+    columns: list[Any] = [getattr(table, name)[selection] for name in _columns(table)]
+    fields: list[Any] = [table.run_no, table.writer_no, *columns, table.has_envs]
+    return AcceptedPoints(*fields)

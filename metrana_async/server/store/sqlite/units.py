@@ -21,7 +21,8 @@ from metrana_async.wire.model import Family, Int64Array
 UNIT_SERIES_COUNT: Final = 64
 ONE_GROUP: Final = 1 << 40
 """The group size of STANDARD units: every series falls into group 0."""
-_UNKNOWN: Final = -1
+NO_UNIT: Final = -1
+"""In place of a unit number: none."""
 
 
 @dataclass(slots=True, eq=False)
@@ -41,7 +42,7 @@ class Units:
 
     def __init__(self) -> None:
         self.by_no: dict[int, Unit] = {}
-        self.unit_of: Int64Array = np.full(64, _UNKNOWN, dtype=np.int64)
+        self.unit_of: Int64Array = np.full(64, NO_UNIT, dtype=np.int64)
         """Unit by series_no; replaced or written in place, safe to read from any thread."""
         self._filling: dict[int, Unit] = {}
         self._next_no = 1
@@ -69,11 +70,21 @@ class Units:
             return None
         return self.by_no.get(int(unit_of[series_no]))
 
+    def sealed_of(self) -> Int64Array:
+        """The sealed mark of each series' unit: int64 by series_no."""
+        marks = np.zeros(len(self.unit_of), dtype=np.int64)
+        for unit in self.by_no.values():
+            marks[unit.series_nos] = unit.sealed
+        return marks
+
     def check(self, series_nos: Int64Array, placement: Placement) -> None:
         """InternalError when one of these series is neither stored nor about to be."""
         unit_of = self.unit_of
+        low, high = (int(series_nos.min()), int(series_nos.max())) if len(series_nos) else (0, 0)
+        if low > 0 and high < len(unit_of) and bool((unit_of[series_nos] != NO_UNIT).all()):
+            return
         is_known = (series_nos >= 0) & (series_nos < len(unit_of))
-        is_known[is_known] = unit_of[series_nos[is_known]] != _UNKNOWN
+        is_known[is_known] = unit_of[series_nos[is_known]] != NO_UNIT
         for series_no in np.unique(series_nos[~is_known]).tolist():
             if series_no not in placement.unit_of:
                 raise InternalError(f"points of series {series_no}, which is not stored")
@@ -116,7 +127,7 @@ class Units:
 
     def _place(self, series_no: int, unit: Unit) -> None:
         if series_no >= len(self.unit_of):
-            grown = np.full(2 * series_no, _UNKNOWN, dtype=np.int64)
+            grown = np.full(2 * series_no, NO_UNIT, dtype=np.int64)
             grown[: len(self.unit_of)] = self.unit_of
             self.unit_of = grown
         self.unit_of[series_no] = unit.unit_no

@@ -222,7 +222,10 @@ def test_the_log_is_emptied_once_every_unit_passed(tmp_path: Path) -> None:
     assert_whole(store, 10)
     store.seal(second, dict.fromkeys(second.series_nos, b""))
     assert store._writer.execute(count).fetchone() == (0,)
+    store.close()
+    store = SqliteStore(tmp_path)
     store.commit(block(11))
+    assert_whole(store, 11)
     store.close()
     # Numbers of emptied log rows never come back: the new row is above both marks.
     store = SqliteStore(tmp_path)

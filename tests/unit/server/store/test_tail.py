@@ -11,6 +11,9 @@ from metrana_async.server.store.sqlite.log_rows import decode_log_row, encode_lo
 from metrana_async.server.store.sqlite.tail import Tail, split_by_unit
 from tests.unit.server.store.samples import World
 
+UNITS = np.array([-1, 1])
+"""Series 1 is unit 1."""
+
 
 def one_row(step: int, *, writer_no: int = 1) -> AcceptedPoints:
     """One row of series 1."""
@@ -23,7 +26,7 @@ def test_single_points_are_joined() -> None:
     """Thousands of one-row commits become few tables, in order and with the last log row."""
     tail = Tail()
     for step in range(5_000):
-        tail.append(step + 1, [(1, one_row(step))])
+        tail.append(step + 1, [one_row(step)], UNITS)
     entries = tail.snapshot(1)
     assert len(entries) < 100
     assert np.concatenate([e.table.step for e in entries]).tolist() == list(range(5_000))
@@ -37,7 +40,7 @@ def test_tables_of_two_writers_stay_apart() -> None:
     """Rows of different writers are never joined: a table has one writer."""
     tail = Tail()
     for step in range(200):
-        tail.append(step + 1, [(1, one_row(step, writer_no=step % 2))])
+        tail.append(step + 1, [one_row(step, writer_no=step % 2)], UNITS)
     assert len(tail.snapshot(1)) == 200
 
 
@@ -45,9 +48,9 @@ def test_a_snapshot_does_not_change() -> None:
     """What a reader took stays as it was while entries are joined and dropped."""
     tail = Tail()
     for step in range(31):
-        tail.append(step + 1, [(1, one_row(step))])
+        tail.append(step + 1, [one_row(step)], UNITS)
     before = tail.snapshot(1)
-    tail.append(32, [(1, one_row(31))])
+    tail.append(32, [one_row(31)], UNITS)
     assert (len(before), len(tail.snapshot(1))) == (31, 1)
     tail.drop(1)
     assert len(before) == 31
@@ -60,7 +63,7 @@ def test_a_view_does_not_keep_its_request_alive() -> None:
     table = World(1).standard_points(1_000)
     table = dataclasses.replace(table, value=request[:1_000])
     tail = Tail()
-    tail.append(1, [(1, table)])
+    tail.append(1, [table], np.ones(100, dtype=np.int64))
     (entry,) = tail.snapshot(1)
     assert not np.shares_memory(entry.table.value, request)
     assert entry.table.env_no.strides == (0,)
@@ -85,7 +88,7 @@ def test_log_rows_round_trip() -> None:
     points = [world.standard_points(33), world.episode_points(5), world.standard_points(1)]
     segments = [world.segments(7) for _ in range(6)]
     found = decode_log_row(encode_log_row(points, segments))
-    for got, expected in zip((*found[0], *found[1]), (*points, *segments), strict=True):
+    for got, expected in zip(found, (*points, *segments), strict=True):
         for field in dataclasses.fields(expected):
             a, b = getattr(got, field.name), getattr(expected, field.name)
             np.testing.assert_array_equal(a, b)
