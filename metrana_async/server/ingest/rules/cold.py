@@ -19,10 +19,10 @@ def rebuild_unit(
 ) -> tuple[Unit, Others] | None:
     """State of unit (env, episode) after these points, all of it and in arrival order.
 
-    The store does not keep the automatic position within the rl_step. It is counted instead: a
-    writer's stored points of one rl_step and generation were numbered 0, 1, … by its client, so
-    the count is the position unless points were lost before the first stored one, and then it is
-    too small by those: a later point is never mistaken for a duplicate.
+    The store does not keep the automatic position within the rl_step. It is counted instead:
+    what one writer stored of one rl_step and generation was numbered 0, 1, … by its client, so
+    the count is the position unless points were lost before they came here, and then it is too
+    small by those: a later point is never mistaken for a duplicate.
     """
     if len(step) == 0:
         return None

@@ -13,8 +13,18 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from metrana_async.server.ingest.rules.units import UNIT_COLUMNS, Others, Segment, Unit
+from metrana_async.server.ingest.rules.units import (
+    UNIT_COLUMNS,
+    UNIT_ENV,
+    UNIT_EPISODE,
+    UNIT_IS_SHARED,
+    Others,
+    Segment,
+    Unit,
+)
 from metrana_async.wire.model import Int64Array, StepMode
+
+SHARED_UNITS_KEPT: Final = 16_384
 
 NO_EPISODE_YET: Final = -2
 """Below NO_EPISODE, so that the axis without episodes is new at first as well."""
@@ -62,6 +72,8 @@ class UnitTable:
     free_rows: list[int] = field(default_factory=list)
     older_rows: dict[tuple[int, int], int] = field(default_factory=dict)
     others: dict[int, Others] = field(default_factory=dict)
+    trim_from: int = 0
+    """No trim below this many older units: the last one could not get further."""
 
     def reserve(self, envs_count: int) -> None:
         """Make room for environments 0..envs_count-1; new ones are empty."""
@@ -144,17 +156,25 @@ class UnitTable:
             self.older_rows[env, episode] = row
 
     def trim(self, units_kept: int) -> None:
-        """Forget the longest known units beyond `units_kept` (never an environment's newest).
+        """Forget about `units_kept` and more of the longest known units that one writer wrote.
 
-        Only what is committed may be forgotten: it is rebuilt from the store.
+        Never an environment's newest. Units of several writers go only beyond SHARED_UNITS_KEPT:
+        they are few, and are where every point's position matters. Only what is committed may be
+        forgotten: it is rebuilt from the store.
         """
-        excess = len(self.older_rows) - units_kept
-        if excess <= 0:
+        # Trimmed in steps of a quarter, so that looking through all costs little per commit.
+        if len(self.older_rows) <= max(units_kept + units_kept // 4, self.trim_from):
             return
-        keys = [key for key, _ in zip(self.older_rows, range(excess), strict=False)]
-        rows = [self.older_rows.pop(key) for key in keys]
-        envs, episodes = (np.array(column, np.int64) for column in zip(*keys, strict=True))
+        rows = np.fromiter(self.older_rows.values(), np.int64, len(self.older_rows))
+        is_shared = self.units[UNIT_IS_SHARED, rows] != 0
+        going = [np.flatnonzero(~is_shared)[: len(rows) - units_kept]]
+        going.append(np.flatnonzero(is_shared)[: max(int(is_shared.sum()) - SHARED_UNITS_KEPT, 0)])
+        gone = rows[np.concatenate(going)]
+        envs, episodes = self.units[UNIT_ENV, gone], self.units[UNIT_EPISODE, gone]
         np.maximum.at(self.cold_episode, envs, episodes)
-        for row in rows:
+        for key in zip(envs.tolist(), episodes.tolist(), strict=True):
+            row = self.older_rows.pop(key)
             self.others.pop(row, None)
-        self.free_rows += rows
+            self.free_rows.append(row)
+        left = len(self.older_rows)
+        self.trim_from = left + left // 4 if left > units_kept else 0
