@@ -116,3 +116,19 @@ def test_cutting_into_tiles_keeps_every_row_in_order(seed: int, n: int, keys_cou
         expected = rows.take(keep)
         for name in Rows.__dataclass_fields__:
             np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
+
+
+@given(
+    arrays.arrays(np.int64, st.integers(1, 60), elements=st.one_of(INT64, st.integers(0, 9))),
+    st.data(),
+)
+def test_part_of_a_column_is_that_part(column: np.ndarray, data: st.DataObject) -> None:
+    """Decoding rows low..high-1 gives what a slice of the whole gives, integers and values."""
+    n = len(column)
+    low = data.draw(st.integers(0, n))
+    high = data.draw(st.integers(low, n))
+    reader = IntegerReader(encode_integers([column]), n)
+    np.testing.assert_array_equal(reader.column(0, low, high), column[low:high])
+    values = column.astype(np.float64)
+    found = decode_floats(encode_floats(values), n, low, high)
+    np.testing.assert_array_equal(found, values[low:high])

@@ -314,7 +314,7 @@ class PointStore(Protocol):
     def tail(self, series_no: int) -> list[AcceptedPoints | AcceptedSegments]:
         """What was committed to the series after that seal, in order.
 
-        An AcceptedPoints table may hold rows of other series too.
+        An AcceptedPoints table may hold rows of other series too; columns may be read-only.
         """
         ...
 

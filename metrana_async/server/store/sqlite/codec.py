@@ -108,22 +108,26 @@ class IntegerReader:
             self._entries.append((kind, first, stride, at, n_bytes))
             at += n_bytes
 
-    def column(self, index: int) -> Int64Array:
-        """The column at this position as int64 [n]."""
+    def column(self, index: int, low: int = 0, high: int | None = None) -> Int64Array:
+        """Rows low..high-1 (all of them by default) of the column at this position: int64."""
         kind, first, stride, at, n_bytes = self._entries[index]
-        n = self._n
-        if kind == _CONSTANT:
-            return constant(first, n)
-        values = np.empty(n, dtype=np.int64)
+        high = self._n if high is None else high
+        if kind == _CONSTANT or low == high:
+            return constant(first, high - low)
         if kind == _ARITHMETIC:
-            np.multiply(np.arange(n, dtype=np.int64), np.int64(stride), out=values)
+            values = np.arange(low, high, dtype=np.int64)
+            values *= np.int64(stride)
             values += np.int64(first)
             return values
         name = np.dtype(_DELTA[kind])
-        raw = _decompress(self._data[at : at + n_bytes], (n - 1) * name.itemsize)
-        # Widened first: a sum that widens as it goes takes five times as long.
-        values[0] = first
-        values[1:] = np.frombuffer(raw, dtype=name)
+        raw = _decompress(self._data[at : at + n_bytes], (self._n - 1) * name.itemsize)
+        deltas = np.frombuffer(raw, dtype=name)
+        values = np.empty(high - low, dtype=np.int64)
+        # Sums wrap as the differences did. Widened first: a sum that widens as it goes takes
+        # five times as long.
+        values[:1] = np.int64(first)
+        values[:1] += deltas[:low].sum(dtype=np.int64)
+        values[1:] = deltas[low : high - 1]
         return np.cumsum(values, out=values)
 
 
@@ -157,18 +161,19 @@ def encode_floats(values: FloatArray) -> bytes:
     return bytes((width, coding)) + packed
 
 
-def decode_floats(data: bytes, n: int) -> FloatArray:
-    """Decode a value column of `n` values: float32 or float64 [n]."""
+def decode_floats(data: bytes, n: int, low: int = 0, high: int | None = None) -> FloatArray:
+    """Rows low..high-1 (all by default) of a column of `n` values: float32 or float64."""
     width, coding = data[0], data[1]
+    high = n if high is None else high
     raw = _decompress(memoryview(data)[2:], n * width)
     dtype: np.dtype[Any] = np.dtype(_FLOATS[width])
     if coding == _PLAIN:
-        plain: FloatArray = np.frombuffer(raw, dtype=dtype)
+        plain: FloatArray = np.frombuffer(raw, dtype=dtype)[low:high]
         return plain
     planes = np.frombuffer(raw, dtype=np.uint8).reshape(width, n)
-    octets: npt.NDArray[np.uint8] = np.empty((n, width), dtype=np.uint8)
+    octets: npt.NDArray[np.uint8] = np.empty((high - low, width), dtype=np.uint8)
     # One strided copy a plane is several times faster than copying the transpose.
     for plane in range(width):
-        octets[:, plane] = planes[plane]
-    values: FloatArray = octets.view(dtype).reshape(n)
+        octets[:, plane] = planes[plane, low:high]
+    values: FloatArray = octets.view(dtype).reshape(high - low)
     return values

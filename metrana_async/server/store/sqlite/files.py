@@ -32,7 +32,10 @@ def prepare_folder(folder: Path) -> None:
         InitError: it cannot be made or written, or lies on a network file system.
     """
     try:
+        is_new = not folder.exists()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if is_new:
+            _sync_folder(folder.parent)
         kind = file_system_type(folder)
         if kind in _NETWORK_TYPES:
             raise InitError(
@@ -43,6 +46,15 @@ def prepare_folder(folder: Path) -> None:
         os.close(os.open(folder / DATABASE_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     except OSError as error:
         raise InitError(f"the data folder {folder} cannot be used: {error}") from error
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the folder's entries survive a power loss; SQLite does this for its own files."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def file_system_type(path: Path) -> str | None:

@@ -85,11 +85,14 @@ def connect(path: str, *, read_only: bool) -> sqlite3.Connection:
     if read_only:
         settings.append("query_only = ON")
     else:
-        settings = [
-            *("page_size = 4096", "journal_mode = WAL", "synchronous = FULL"),
-            *("wal_autocheckpoint = 0", *settings),
-        ]
+        settings += ["synchronous = FULL", "wal_autocheckpoint = 0"]
     try:
+        if not read_only:
+            connection.execute("PRAGMA page_size = 4096")
+            (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+            # SQLite falls back to another mode without an error where there is no shared memory.
+            if mode != "wal":
+                raise sqlite3.OperationalError(f"the file system allows no WAL, only {mode!r}")
         for setting in settings:
             connection.execute(f"PRAGMA {setting}")
     except sqlite3.Error:

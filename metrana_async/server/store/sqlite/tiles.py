@@ -21,6 +21,7 @@ from metrana_async.server.store.sqlite.codec import (
     encode_integers,
 )
 from metrana_async.server.store.sqlite.rows import INTEGER_NAMES, Filter, Rows, within
+from metrana_async.wire.model import Int64Array
 
 TILE_POINTS: Final = 32_768
 SMALL_TILE_POINTS: Final = TILE_POINTS // 2
@@ -96,27 +97,28 @@ def decode_tile(points_count: int, integers: bytes, value: bytes, wanted: Filter
     Columns may be read-only views.
     """
     reader = IntegerReader(integers, points_count)
-    decoded = {"key": reader.column(0)}
-    selection: slice | None = None
+    decoded: dict[str, Int64Array] = {}
+    low, high = 0, points_count
     keep = None
     if wanted.keys is not None:
-        low, high = np.searchsorted(decoded["key"], [wanted.keys[0], wanted.keys[-1] + 1])
+        key = reader.column(0)
+        # Sorted by key: what lies outside the first and last wanted one is never decoded.
+        low, high = map(int, np.searchsorted(key, [wanted.keys[0], wanted.keys[-1] + 1]))
         if low == high:
             return None
-        selection = slice(int(low), int(high))
+        decoded["key"] = key[low:high]
         if len(wanted.keys) > 1:
-            keep = wanted.has_key(decoded["key"][selection])
-    selection = selection or slice(0, points_count)
+            keep = wanted.has_key(decoded["key"])
     for name, limits in wanted.ranges():
-        column = decoded[name] = reader.column(INTEGER_NAMES.index(name))
-        inside = within(column[selection], limits)
+        column = decoded[name] = reader.column(INTEGER_NAMES.index(name), low, high)
+        inside = within(column, limits)
         keep = inside if keep is None else keep & inside
     if keep is not None and not keep.any():
         return None
     columns: list[Any] = [
-        decoded[name] if name in decoded else reader.column(i)
+        decoded[name] if name in decoded else reader.column(i, low, high)
         for i, name in enumerate(INTEGER_NAMES)
     ]
-    columns.append(decode_floats(value, points_count))
-    rows = Rows(*columns).take(selection)
+    columns.append(decode_floats(value, points_count, low, high))
+    rows = Rows(*columns)
     return rows if keep is None or keep.all() else rows.take(keep)

@@ -22,6 +22,8 @@ from metrana_async.server.store.base import (
     SealUnit,
     SeriesRow,
 )
+from metrana_async.server.store.sqlite import connections
+from metrana_async.server.store.sqlite import store as store_module
 from metrana_async.server.store.sqlite.store import SqliteStore
 from metrana_async.wire.model import Family, StepMode
 from tests.unit.server.store.samples import World, definition, run_row
@@ -293,3 +295,70 @@ def test_the_wal_stays_short(tmp_path: Path) -> None:
         store.read_env_steps(2)
     assert (tmp_path / "metrana.db-wal").stat().st_size < 25 << 20
     store.close()
+
+
+def test_a_long_wal_is_cut_once_its_readers_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader that stays makes the WAL grow, never fails a commit; behind it the WAL is cut."""
+    monkeypatch.setattr(connections, "CHECKPOINT_BYTES", 1 << 16)
+    monkeypatch.setattr(connections, "WAL_BYTES_MAX", 1 << 19)
+    wal = tmp_path / "metrana.db-wal"
+    store = SqliteStore(tmp_path)
+    store.commit(catalogue())
+    with store._readers.transaction() as reader:
+        reader.execute("SELECT count(*) FROM log").fetchone()
+        for seq in range(1, 41):
+            changes = block(seq)
+            changes.pages.append((1, f"{seq:032x}", bytes(30_000)))
+            store.commit(changes)
+        assert wal.stat().st_size > 1 << 19
+        assert_whole(store, 40)
+    for seq in range(41, 51):
+        store.commit(block(seq))
+    assert wal.stat().st_size < 1 << 19
+    assert_whole(store, 50)
+    store.close()
+
+
+def test_the_biggest_tails_are_due_under_memory_pressure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Above the bound of all tails the biggest unit is due first, and only what brings it below."""
+    store = SqliteStore(tmp_path)
+    store.commit(catalogue())
+    store.commit(block(1))
+    store.commit(Commit(points=[World(1).standard_points(20_000, [1])]))
+    assert store.due(now_s=0.0) == []
+    monkeypatch.setattr(store_module, "TAIL_BYTES_MAX", 100_000)
+    assert store.due(now_s=0.0) == [SealUnit(1, (1,))]
+    monkeypatch.setattr(store_module, "TAIL_BYTES_MAX", 100)
+    assert store.due(now_s=0.0) == [SealUnit(1, (1,)), SealUnit(1, (2,))]
+    store.close()
+
+
+def test_the_unit_that_holds_the_oldest_log_row_is_due_when_the_log_is_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slow unit does not keep the log of fast ones for long."""
+    store = SqliteStore(tmp_path)
+    store.commit(catalogue())
+    store.commit(block(1))
+    slow, fast = SealUnit(1, (1,)), SealUnit(1, (2,))
+    store.seal(fast, {2: b""})
+    for seq in range(2, 9):
+        changes = block(seq)
+        changes.points.clear()
+        store.commit(changes)
+    assert store.due(now_s=0.0) == []
+    monkeypatch.setattr(store_module, "LOG_BYTES_MAX", 1_000)
+    assert store.due(now_s=0.0) == [slow]
+    store.close()
+
+
+def test_a_closed_store_refuses_reads(tmp_path: Path) -> None:
+    """Reading after close raises UnavailableError."""
+    store = SqliteStore(tmp_path)
+    store.close()
+    with pytest.raises(UnavailableError, match="closed"):
+        store.runs()
