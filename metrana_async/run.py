@@ -13,6 +13,8 @@ from time import time_ns
 from types import TracebackType
 from typing import Any, Final
 
+import numpy as np
+
 from metrana_async import opening
 from metrana_async.columns.attributes import config_updates, description_update, tags_update
 from metrana_async.columns.names import check_env_id
@@ -28,6 +30,8 @@ from metrana_async.writer import Writer
 
 _STEP_FAR: Final = 2**62
 _FLOAT32_SAFE: Final = 3.4e38
+_EXACT_INT_MAX: Final = 2**53
+_NUMPY_FLOATS: Final = frozenset({np.float16, np.float32, np.float64})
 
 
 class Run(Handle):
@@ -76,8 +80,11 @@ class Run(Handle):
             and evaluation is None
             and dtype is None
         ):
-            # The shortest way: a known metric, a float, at most an int as step.
-            if type(value) is float and -_FLOAT32_SAFE < value < _FLOAT32_SAFE:
+            kind = type(value)
+            # The shortest way: a known metric, a plain number, at most an int as step.
+            if (kind is float and -_FLOAT32_SAFE < value < _FLOAT32_SAFE) or (
+                kind is int and -_EXACT_INT_MAX <= value <= _EXACT_INT_MAX
+            ):
                 series_no = front.plain.get(metric_name) if type(metric_name) is str else None
                 if series_no is not None:
                     inbox = front.inbox
@@ -93,6 +100,8 @@ class Run(Handle):
                         if inbox.is_armed:
                             inbox.wake_for(item)
                         return READY
+            elif kind in _NUMPY_FLOATS:
+                return self.log(metric_name, float(value), step=step)
             elif value is None and type(metric_name) is dict:
                 pending = front.log_scalars(metric_name, step)
                 if pending is not None:

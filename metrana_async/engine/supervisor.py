@@ -26,6 +26,8 @@ class Supervisor:
         task = asyncio.get_running_loop().create_task(self._watch(name, work), name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        # A task that is cancelled before its first turn would leave the work unawaited.
+        task.add_done_callback(lambda _: work.close())
         return task
 
     async def _watch(self, name: str, work: Coroutine[Any, Any, None]) -> None:

@@ -1,0 +1,318 @@
+"""Facts about lanes and the outbox: nothing is dropped before it is stored, nothing goes twice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from metrana_async.delivery.batcher import Batcher
+from metrana_async.delivery.lane import ROLLBACK
+from metrana_async.delivery.outbox import RETENTION_S, Outbox, Request
+from metrana_async.errors import BatchTooLargeError, ProtocolError
+from metrana_async.statistics import Ledger
+from metrana_async.wire import limits
+from metrana_async.wire.acks import BatchReply, BatchStatus, IngestReply
+from metrana_async.wire.batch import decode_batch
+from metrana_async.wire.frames import FRAME_BATCH, FRAME_PAGE, frame_digest, iter_frames
+from metrana_async.wire.model import Family, Ordering, PointTable, SeriesDef
+
+RUN, WRITER = "a" * 32, "b" * 32
+
+
+@dataclass
+class Load:
+    points: list = field(default_factory=list)
+    segments: list = field(default_factory=list)
+    attributes: list = field(default_factory=list)
+
+
+def series_of(n: int) -> SeriesDef:
+    return SeriesDef(Family.STANDARD, f"m{n}", "ML_STEP", (), Ordering.ORDERED)
+
+
+def load(n: int, series: int = 0) -> Load:
+    column = np.arange(n, dtype=np.int64)
+    return Load([PointTable(column * 0 + series, column, column, np.ones(n, np.float32))])
+
+
+class World:
+    """An outbox, its ledger, and answers as a server would give them."""
+
+    def __init__(self) -> None:
+        self.ledger = Ledger()
+        batcher = Batcher(RUN, WRITER, series_of=series_of, env_of=str)
+        self.outbox = Outbox(batcher, self.ledger)
+
+    def seal(self, *points: int, lane: int = 0) -> None:
+        for n in points:
+            self.ledger.accepted += n
+            self.outbox.seal({lane: load(n)}, {})
+
+    def request(self) -> Request:
+        request = self.outbox.next_request()
+        assert request is not None
+        return request
+
+    def reply(self, request: Request, *replies: BatchReply, now_s: float = 0.0, **changes) -> None:
+        acked = {lane: queue.acked_seq for lane, queue in self.outbox.lanes.items()}
+        for reply in replies:
+            if reply.status in (BatchStatus.STORED, BatchStatus.DUPLICATE, BatchStatus.REJECTED):
+                acked[reply.lane] = max(acked.get(reply.lane, 0), reply.seq)
+        fields = {
+            "run_uid": RUN, "writer_id": WRITER, "acked": acked, "generation": "g", **changes
+        }  # fmt: skip
+        self.outbox.on_reply(request, IngestReply(replies=replies, **fields), now_s)
+
+    def store(self, now_s: float = 0.0) -> None:
+        request = self.request()
+        replies = (
+            BatchReply(b.lane, b.seq, BatchStatus.STORED, {"stored": b.points_count})
+            for b in request.batches
+        )
+        self.reply(request, *replies, now_s=now_s)
+
+    def assert_balanced(self) -> None:
+        statistics = self.ledger.snapshot(in_flight=self.outbox.queued_points)
+        assert statistics.is_balanced, statistics
+
+
+def stored(lane: int, seq: int, **counts: int) -> BatchReply:
+    return BatchReply(lane, seq, BatchStatus.STORED, counts)
+
+
+def test_sequences_are_contiguous_and_chained():
+    """Batches of a lane are numbered from 1, and each names the digest of the one before."""
+    world = World()
+    world.seal(3, 4, 5)
+    frames = [f for f in iter_frames(world.request().body) if f.type == FRAME_BATCH]
+    assert [f.seq for f in frames] == [1, 2, 3]
+    digests = [frame_digest(f.encoded) for f in frames]
+    assert [decode_batch(f).prev_digest for f in frames] == [0, *digests[:-1]]
+
+
+def test_an_unanswered_request_is_repeated_byte_for_byte():
+    """Until an answer arrives the same batches travel as the same bytes."""
+    world = World()
+    world.seal(3, 4)
+    assert world.request().body == world.request().body
+    world.assert_balanced()
+
+
+def test_pages_travel_until_confirmed_and_again_when_asked_for():
+    """A page goes with the first request; after an answer it stays away until need_pages."""
+    world = World()
+    world.seal(3)
+    first = world.request()
+    assert [f.type for f in iter_frames(first.body)] == [FRAME_PAGE, FRAME_BATCH]
+    world.reply(first, stored(0, 1, stored=3))
+    world.seal(3)
+    second = world.request()
+    assert [f.type for f in iter_frames(second.body)] == [FRAME_BATCH]
+    pages = second.batches[0].pages
+    world.reply(second, BatchReply(0, 2, BatchStatus.NEED_PAGES, pages=pages))
+    third = world.request()
+    assert [f.type for f in iter_frames(third.body)] == [FRAME_PAGE, FRAME_BATCH]
+    assert third.batches[0].frame == second.batches[0].frame
+
+
+def test_stored_and_duplicate_are_committed():
+    """A batch that was stored, now or in an earlier attempt, leaves the queue once."""
+    world = World()
+    world.seal(3, 4)
+    request = world.request()
+    world.reply(request, BatchReply(0, 1, BatchStatus.DUPLICATE), stored(0, 2, stored=4))
+    assert world.outbox.is_empty()
+    assert world.ledger.committed == 7
+    world.assert_balanced()
+
+
+def test_pin_conflicts_are_lost_not_committed():
+    """Points the server declares lost to another writer's pin are counted so."""
+    world = World()
+    world.seal(5)
+    world.reply(world.request(), stored(0, 1, stored=3, pin_conflict=2))
+    assert world.ledger.committed == 3
+    assert world.ledger.lost["pin_conflict"] == 2
+    world.assert_balanced()
+
+
+def test_a_rejected_batch_never_blocks_its_lane():
+    """What can never be stored is counted with its reason, and the next batch goes on."""
+    world = World()
+    world.seal(3, 4)
+    rejected = BatchReply(0, 1, BatchStatus.REJECTED, reason="bad series")
+    world.reply(world.request(), rejected, stored(0, 2, stored=4))
+    assert world.outbox.is_empty()
+    assert world.ledger.rejected == {"bad series": 3}
+    world.assert_balanced()
+
+
+def test_what_lies_behind_a_gap_is_sent_again():
+    """After need_pages the followers of the lane get a gap and simply wait for their turn."""
+    world = World()
+    world.seal(3, 4)
+    request = world.request()
+    pages = request.batches[0].pages
+    need = BatchReply(0, 1, BatchStatus.NEED_PAGES, pages=pages)
+    world.reply(request, need, BatchReply(0, 2, BatchStatus.GAP, expected=1))
+    assert [b.seq for b in world.request().batches] == [1, 2]
+    world.assert_balanced()
+
+
+@pytest.mark.parametrize(
+    ("replies", "changes"),
+    [
+        ([stored(0, 1)], {"acked": {0: 99}}),
+        ([stored(0, 1)], {"acked": {0: 0}}),
+        ([stored(0, 7)], {"acked": {0: 7}}),
+        ([stored(5, 1)], {"acked": {5: 1}}),
+        ([stored(0, 1)], {"writer_id": "c" * 32}),
+        ([BatchReply(0, 1, BatchStatus.GAP, expected=9)], {}),
+        ([BatchReply(0, 1, BatchStatus.NEED_PAGES, pages=("f" * 32,))], {}),
+    ],
+)
+def test_a_lying_answer_is_an_error_and_deletes_nothing(replies, changes):
+    """Marks beyond what was sent, foreign ids or batches are refused; the queue stays whole."""
+    world = World()
+    world.seal(3)
+    with pytest.raises(ProtocolError):
+        world.reply(world.request(), *replies, **changes)
+    assert world.outbox.queued_points == 3
+    world.assert_balanced()
+
+
+def test_requests_are_bounded_and_carry_every_lane():
+    """A request holds consecutive batches of all lanes, at most as many as allowed."""
+    world = World()
+    world.seal(*[1] * (limits.REQUEST_BATCHES - 1))
+    world.seal(1, 1, 1, lane=1)
+    request = world.request()
+    assert len(request.batches) == limits.REQUEST_BATCHES
+    assert {b.lane for b in request.batches} == {0, 1}
+
+
+def test_credit_bounds_a_request_but_one_batch_always_goes():
+    """A tiny credit slows the writer down and never stops it."""
+    world = World()
+    world.seal(3, 3, 3)
+    request = world.request()
+    world.reply(request, stored(0, 1, stored=3), credit_bytes=1)
+    assert [b.seq for b in world.request().batches] == [2]
+
+
+def test_a_restored_server_gets_retained_batches_again():
+    """Marks that went back queue what was acknowledged, as the same bytes, and in order."""
+    world = World()
+    world.seal(3, 4, 5)
+    before = [b.frame for b in world.request().batches]
+    world.store()
+    assert world.ledger.committed == 12
+    world.outbox.on_marks({0: 1})
+    assert world.ledger.committed == 3
+    assert [b.frame for b in world.request().batches] == before[1:]
+    world.assert_balanced()
+    world.store()
+    assert world.ledger.committed == 12
+    world.assert_balanced()
+
+
+def test_beyond_the_retention_a_loss_is_declared():
+    """Forgotten batches become declarations in a mended chain, so that the lane goes on."""
+    world = World()
+    world.seal(3)
+    world.store(now_s=0.0)
+    world.seal(4)
+    world.store(now_s=RETENTION_S + 1.0)
+    world.seal(5)
+    world.outbox.on_marks({})
+    frames = [f for f in iter_frames(world.request().body) if f.type == FRAME_BATCH]
+    batches = [decode_batch(f) for f in frames]
+    assert [b.seq for b in batches] == [1, 2, 3]
+    assert batches[0].lost == {ROLLBACK: 3}
+    assert [b.points_count for b in batches] == [0, 4, 5]
+    digests = [frame_digest(f.encoded) for f in frames]
+    assert [b.prev_digest for b in batches] == [0, *digests[:-1]]
+    assert world.ledger.lost[ROLLBACK] == 3
+    world.assert_balanced()
+    world.seal(6)
+    last = [f for f in iter_frames(world.request().body) if f.type == FRAME_BATCH][-1]
+    assert decode_batch(last).prev_digest == digests[-1]
+
+
+def test_a_mark_beyond_what_was_sent_is_refused_at_open():
+    """An introduction that claims more than was sent is never permission to delete."""
+    world = World()
+    world.seal(3)
+    with pytest.raises(ProtocolError):
+        world.outbox.on_marks({0: 1})
+
+
+def test_a_poison_batch_is_isolated_and_declared():
+    """A request refused as a whole is split until the culprit is alone; its loss is declared."""
+    world = World()
+    world.seal(3, 4)
+    error = BatchTooLargeError("too large")
+    world.outbox.on_refused(world.request(), error)
+    alone = world.request()
+    assert [b.seq for b in alone.batches] == [1]
+    world.outbox.on_refused(alone, error)
+    assert world.ledger.rejected == {"batch_too_large": 3}
+    world.assert_balanced()
+    world.store()
+    world.store()
+    assert world.ledger.committed == 4
+    assert world.outbox.is_empty()
+    world.assert_balanced()
+
+
+def test_after_a_conflict_the_rest_is_sealed_under_a_new_name():
+    """Another writer under our identity: what is not stored goes on as a new incarnation."""
+    world = World()
+    world.seal(3, 4)
+    world.store()
+    world.seal(5)
+    world.reply(world.request(), BatchReply(0, 3, BatchStatus.CONFLICT, reason="clone"))
+    assert world.outbox.is_conflicted
+    marks = world.outbox.marks()
+    world.outbox.rename("d" * 32)
+    frames = [f for f in iter_frames(world.request().body) if f.type == FRAME_BATCH]
+    (batch,) = map(decode_batch, frames)
+    assert (batch.writer_id, batch.seq, batch.prev_digest) == ("d" * 32, 1, 0)
+    assert not world.outbox.has_reached(marks)
+    world.reply(world.request(), stored(0, 1, stored=5), writer_id="d" * 32)
+    assert world.outbox.has_reached(marks)
+    world.assert_balanced()
+
+
+def test_answers_that_settle_nothing_are_noticed():
+    """A server that keeps asking makes the sender pause instead of hammering."""
+    world = World()
+    world.seal(3)
+    for _ in range(3):
+        request = world.request()
+        pages = request.batches[0].pages
+        world.reply(request, BatchReply(0, 1, BatchStatus.NEED_PAGES, pages=pages))
+    assert world.outbox.is_stuck
+    world.store()
+    assert not world.outbox.is_stuck
+
+
+def test_retention_is_bounded_in_bytes():
+    """Acknowledged batches beyond the byte bound are forgotten, oldest first."""
+    world = World()
+    world.seal(*[200_000] * 2)
+    lane = world.outbox.lanes[0]
+    while not world.outbox.is_empty():
+        world.store()
+    lane.forget(before_s=-1.0, bytes_max=lane.retained_bytes - 1)
+    assert lane.retained[0].seq == 2
+
+
+def test_giving_up_counts_what_was_queued():
+    """Abandoning says how many points it loses."""
+    world = World()
+    world.seal(3, 4)
+    assert world.outbox.abandon() == 7
+    assert world.outbox.is_empty()
