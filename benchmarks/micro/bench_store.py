@@ -138,7 +138,9 @@ def measure(load: Rollouts | Plain) -> dict[str, float | str]:
             spent["seal"] += seal(store, number, everything=False)
         spent["seal"] += seal(store, 0, everything=True)
         reads = read_times(store, load)
+        began = time.perf_counter()
         store.close()
+        reads["close ms"] = (time.perf_counter() - began) * 1e3
         size = (Path(folder) / "metrana.db").stat().st_size
         store = SqliteStore(folder)
         (free,) = store._writer.execute("PRAGMA freelist_count").fetchone()

@@ -89,6 +89,8 @@ def connect(path: str, *, read_only: bool) -> sqlite3.Connection:
     try:
         if not read_only:
             connection.execute("PRAGMA page_size = 4096")
+            # Pages that log rows leave behind are used again, and given back at close.
+            connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
             (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
             # SQLite falls back to another mode without an error where there is no shared memory.
             if mode != "wal":

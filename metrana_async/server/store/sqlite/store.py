@@ -12,6 +12,7 @@ it; so whenever it happens, an entry is in the tiles the reader sees or in its t
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import sqlite3
@@ -51,6 +52,8 @@ from metrana_async.server.store.sqlite.units import NO_UNIT, UNIT_SERIES_COUNT, 
 
 TAIL_BYTES_MAX: Final = 64 << 20
 TAIL_AGE_S: Final = 60.0
+GIVEN_BACK_PAGES: Final = 8_192
+"""At most so many unused pages (32 MB) are returned to the disk at close, to keep it short."""
 LOG_BYTES_MAX: Final = 128 << 20
 """Log rows kept for slow units; beyond it the unit that holds the oldest is sealed."""
 
@@ -324,6 +327,9 @@ class SqliteStore:
         self._readers.close()
         writer: Any = getattr(self, "_writer", None)
         if writer is not None:
+            with contextlib.suppress(sqlite3.Error):
+                # A script, since `execute` would stop after the first page.
+                writer.executescript(f"PRAGMA incremental_vacuum({GIVEN_BACK_PAGES})")
             writer.close()
         os.close(self._lock)
         self._lock = None

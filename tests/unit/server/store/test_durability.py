@@ -362,3 +362,19 @@ def test_a_closed_store_refuses_reads(tmp_path: Path) -> None:
     store.close()
     with pytest.raises(UnavailableError, match="closed"):
         store.runs()
+
+
+def test_closing_gives_unused_pages_back(tmp_path: Path) -> None:
+    """What the log took and no longer needs is not left in the file of a closed store."""
+    store = SqliteStore(tmp_path)
+    store.commit(catalogue())
+    for seq in range(1, 200):
+        store.commit(block(seq))
+    seal_some(store)
+    (free,) = store._writer.execute("PRAGMA freelist_count").fetchone()
+    assert free > 20
+    store.close()
+    store = SqliteStore(tmp_path)
+    assert store._writer.execute("PRAGMA freelist_count").fetchone() == (0,)
+    assert_whole(store, 199)
+    store.close()
