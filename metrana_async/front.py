@@ -11,7 +11,7 @@ from __future__ import annotations
 import socket
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -178,7 +178,8 @@ class Front:
     def statistics(self) -> Statistics:
         """The writer's ledger as it is now."""
         writer = self._writer
-        return Statistics() if writer is None else writer.statistics()
+        found = Statistics() if writer is None else writer.statistics()
+        return replace(found, usage_errors=self._usage_errors)
 
     # --- errors of the caller ------------------------------------------------------------------
     def guarded(self, call: Callable[..., Pending], **arguments: Any) -> Pending:

@@ -106,6 +106,8 @@ class Writer:
         self._ledger = Ledger()
         self._published = Statistics()
         self._declared_dropped = 0
+        # Points between inbox and lanes: not 0 only when the pump dies on them.
+        self._unsealed_points = 0
         self._series = SeriesWriters(self.registry)
         batcher = Batcher(
             self.run_uid,
@@ -196,7 +198,9 @@ class Writer:
         """Seal what waits in the inbox; False when nothing waited or the outbox is full."""
         if self._outbox.queued_bytes >= OUTBOX_BYTES:
             return False
+        before = self.inbox.taken_points
         items = self.inbox.take()
+        self._unsealed_points = self.inbox.taken_points - before
         dropped = self.inbox.dropped_points - self._declared_dropped
         if not items and not dropped:
             return False
@@ -205,12 +209,14 @@ class Writer:
         self._ledger.lost.update(lost)
         self._ledger.accepted = self.inbox.taken_points + self._declared_dropped
         self._outbox.seal(self._series.collect(items), lost)
+        self._unsealed_points = 0
         self._sender.wake()
         self._publish()
         return True
 
     def _publish(self) -> None:
-        self._published = self._ledger.snapshot(in_flight=self._outbox.queued_points)
+        in_flight = self._outbox.queued_points + self._unsealed_points
+        self._published = self._ledger.snapshot(in_flight=in_flight)
         if self.settings.delivery_policy == "all_or_crash" and self._published.losses:
             self._stop_shortcuts()
         self._progress.beat()
@@ -332,9 +338,11 @@ class Writer:
         self, is_reached: Callable[[], bool], deadline_s: float, timeout_s: float
     ) -> None:
         self._wanted.set()
-        while not is_reached():
+        while True:
             if self._supervisor.failure is not None:
                 raise self._supervisor.failure
+            if is_reached():
+                return
             left_s = deadline_s - self._clock.monotonic_s()
             if left_s <= 0:
                 in_flight = self.statistics().in_flight
@@ -392,7 +400,8 @@ class Writer:
         waiting = self.inbox.points_count
         self.inbox.take()
         self._ledger.accepted = self.inbox.taken_points + self._declared_dropped
-        points = waiting + self._outbox.abandon()
+        points = waiting + self._unsealed_points + self._outbox.abandon()
+        self._unsealed_points = 0
         if points:
             self._ledger.lost["closed"] += points
             text = f"run {self.run_name!r} was closed with {points} points not stored"

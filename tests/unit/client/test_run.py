@@ -1,0 +1,569 @@
+"""Facts about runs from end to end: the real client against the real server in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import gc
+import os
+import pickle
+import threading
+import time
+import warnings
+
+import numpy as np
+import pytest
+import trio
+
+import metrana_async as metrana
+from metrana_async import current
+from metrana_async.engine.loop_thread import engine
+from metrana_async.errors import (
+    DataLossError,
+    InitError,
+    InvalidNameError,
+    InvalidStepError,
+    InvalidTypeError,
+    NotInitializedError,
+    PinConflictError,
+    QueueFullError,
+    RunAlreadyExistsError,
+    RunClosedError,
+    WaitTimeoutError,
+)
+from metrana_async.server.store.memory import MemoryStore
+from metrana_async.testing import MemoryServer
+from metrana_async.wire.model import Family
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch):
+    for name in list(os.environ):
+        if name.startswith("METRANA_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("METRANA_ORCHESTRATION_ID", "")
+    monkeypatch.setattr(current, "_current", None)
+
+
+@pytest.fixture
+def server():
+    with MemoryServer() as server:
+        yield server
+
+
+def open_run(server: MemoryServer, **arguments):
+    arguments = {"project_name": "p", "run_name": "r", "quiet": True, **arguments}
+    return metrana.init(transport=server.transport(), **arguments)
+
+
+def values(server: MemoryServer, metric: str) -> dict[int, float]:
+    """Stored points of a standard metric by step, the newest of each."""
+    store = server.store
+    for run in store.runs():
+        for row in store.run_contents(run.run_no).series:
+            if row.definition.metric == metric and row.definition.family is Family.STANDARD:
+                found = store.read_points(row.series_no)
+                return dict(zip(found.step.tolist(), found.value.tolist(), strict=True))
+    return {}
+
+
+@pytest.mark.asyncio
+async def test_what_was_logged_is_stored(server):
+    """Scalars, mappings, arrays and RL blocks arrive, and the ledger balances."""
+    async with open_run(server) as run:
+        for n in range(100):
+            await run.log("loss", n / 2)
+        await run.log({"a": 1, "deep": {"b": 2.5}}, step=7)
+        await run.log("vector", np.arange(5.0), step=10)
+        await run.log_distributed("shared", 1.5, step=3)
+        await run.log_rl_episode("return", [1.0, 2.0], 1, env_id=["x", "y"])
+        await run.log_rl_environment_step("reward", np.ones((2, 3)), 1, env_id=["x", "y"])
+        statistics = await run.flush(20)
+        assert statistics.is_balanced
+        assert (statistics.committed, statistics.in_flight) == (116, 0)
+    assert values(server, "loss") == {n: n / 2 for n in range(100)}
+    assert values(server, "deep/b") == {7: 2.5}
+    assert values(server, "vector") == {10 + n: float(n) for n in range(5)}
+    assert server.store.runs()[0].state == "finished"
+
+
+@pytest.mark.asyncio
+async def test_every_kind_of_number_is_stored(server):
+    """Python and numpy numbers of a known metric take the short way with the same result."""
+    async with open_run(server) as run:
+        for value in (0.5, 3, True, np.float32(0.1), np.float64(0.25), np.int64(7)):
+            for _ in range(2):
+                run.log("m", value)
+    found = list(values(server, "m").values())
+    expected = [0.5, 3.0, 1.0, float(np.float32(0.1)), 0.25, 7.0]
+    assert found == [v for v in expected for _ in range(2)]
+
+
+@pytest.mark.asyncio
+async def test_a_forgotten_await_loses_nothing(server):
+    """The work of a call is done at the call; nothing is warned."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        async with open_run(server) as run:
+            run.log("m", 1.0)
+            run.log_rl_environment_step("g", [1.0, 2.0], 0)
+            gc.collect()
+            assert (await run.flush(20)).committed == 3
+
+
+@pytest.mark.asyncio
+async def test_every_way_of_awaiting(server):
+    """create_task, gather and wait_for carry logging calls too."""
+    async with open_run(server) as run:
+        await asyncio.create_task(run.log("m", 1.0))
+        await asyncio.gather(run.log("m", 2.0), run.log("m", 3.0))
+        await asyncio.wait_for(run.log("m", 4.0), 10)
+    assert values(server, "m") == {0: 1.0, 1: 2.0, 2: 3.0, 3: 4.0}
+
+
+@pytest.mark.asyncio
+async def test_the_module_level_functions_use_the_current_run(server):
+    """init() makes the run current; afterwards the refusal names init()."""
+    with pytest.raises(NotInitializedError, match=r"init\(\)"):
+        metrana.log("m", 1.0)
+    assert not metrana.is_initialized()
+    await open_run(server)
+    assert metrana.is_initialized()
+    await metrana.log("m", 1.0)
+    assert await metrana.get_last_step("m") == 0
+    info = await metrana.close(20)
+    assert info.is_complete
+    assert not metrana.is_initialized()
+    with pytest.raises(NotInitializedError, match=r"init\(\)"):
+        metrana.log("m", 1.0)
+    assert (await metrana.close()).is_complete
+
+
+@pytest.mark.asyncio
+async def test_a_refused_call_has_no_effect(server):
+    """One bad value in a mapping logs none of it, and pins nothing."""
+    async with open_run(server) as run:
+        with pytest.raises(InvalidTypeError):
+            run.log({"good": 1.0, "bad": "text"})
+        with pytest.raises(InvalidNameError):
+            run.log("a\nb", 1.0)
+        with pytest.raises(InvalidStepError):
+            run.log("m", 1.0, step=-1)
+        with pytest.raises(InvalidTypeError, match="step"):
+            run.log_distributed("d", 1.0)
+        with pytest.raises(InvalidTypeError):
+            run.log({"a": 1.0}, 2.0)
+        run.log_distributed("good", 1.0, step=1)
+        with pytest.raises(PinConflictError):
+            run.log("good", 1.0)
+        assert (await run.flush(20)).accepted == 1
+
+
+@pytest.mark.asyncio
+async def test_on_error_warn_counts_instead_of_raising(server):
+    """Hour 70 of a run is not ended by a bad name."""
+    run = await open_run(server, on_error="warn")
+    with pytest.warns(metrana.MetranaWarning, match="name"):
+        await run.log("", 1.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        await run.log("", 1.0)
+    assert run.get_metrics().usage_errors == 2
+    await run.close(20)
+
+
+@pytest.mark.asyncio
+async def test_questions_are_answered_from_what_was_logged(server):
+    """Last steps follow the calls at once, without a flush."""
+    async with open_run(server) as run:
+        run.log("m", [1.0, 2.0, 3.0])
+        assert await run.get_last_step("m") == 2
+        run.log("m", 1.0, step=10)
+        assert await run.get_last_step("m") == 10
+        assert await run.get_last_step("unknown") is None
+        run.log_rl_episode("ret", 1.0, 5, env_id="e", episode=9)
+        assert await run.get_env_last_rl_step_and_episode("e") == (5, 9)
+
+
+@pytest.mark.asyncio
+async def test_a_resumed_run_goes_on(server):
+    """A new writer is seeded: automatic steps continue after the last stored one."""
+    async with open_run(server) as run:
+        run.log("m", [1.0, 2.0])
+    async with open_run(server, resume_strategy="allow") as run:
+        assert await run.get_last_step("m") == 1
+        run.log("m", 3.0)
+    assert values(server, "m") == {0: 1.0, 1: 2.0, 2: 3.0}
+
+
+@pytest.mark.asyncio
+async def test_a_stranger_is_refused(server):
+    """Under "never" another job does not get into the run."""
+    await (await open_run(server, orchestration_id="one")).close(20)
+    with pytest.raises(RunAlreadyExistsError):
+        await open_run(server, orchestration_id="two")
+
+
+@pytest.mark.asyncio
+async def test_no_server_is_an_init_error(server):
+    """The handshake must succeed in time."""
+    server.is_reachable = False
+    with pytest.raises(InitError, match="0.3 s"):
+        await open_run(server, init_timeout_secs=0.3)
+
+
+@pytest.mark.asyncio
+async def test_an_outage_delays_and_loses_nothing(server):
+    """Flush says honestly that nothing is stored; later everything is, once."""
+    run = await open_run(server)
+    server.is_reachable = False
+    for n in range(50):
+        await run.log("m", float(n))
+    with pytest.raises(WaitTimeoutError, match="50 points"):
+        await run.flush(0.3)
+    assert run.get_metrics().in_flight == 50
+    assert run.get_metrics().is_balanced
+    server.is_reachable = True
+    assert (await run.flush(20)).committed == 50
+    assert values(server, "m") == {n: float(n) for n in range(50)}
+    await run.close(20)
+
+
+@pytest.mark.asyncio
+async def test_close_is_bounded_and_counts_what_it_leaves(server):
+    """Against a server that is gone, close returns in time and says what was lost."""
+    run = await open_run(server)
+    server.is_reachable = False
+    run.log("m", [1.0, 2.0])
+    started = time.monotonic()
+    info = await run.close(0.5)
+    assert time.monotonic() - started < 1.5
+    assert info.statistics.lost == {"closed": 2}
+    assert info.statistics.is_balanced
+    assert not info.is_complete
+    with pytest.raises(RunClosedError):
+        run.log("m", 1.0)
+
+
+@pytest.mark.asyncio
+async def test_all_or_crash_raises_on_a_loss(server):
+    """Who asked for it is told by an exception."""
+    run = await open_run(server, delivery_policy="all_or_crash")
+    run.log("m", 1.0)
+    server.is_reachable = False
+    with pytest.raises(DataLossError) as caught:
+        await run.close(0.4)
+    assert caught.value.lost_points == {"closed": 1}
+
+
+@pytest.mark.asyncio
+async def test_close_twice_is_the_same_close(server):
+    """Closing is idempotent and refuses calls from then on."""
+    run = await open_run(server)
+    run.log("m", 1.0)
+    run.log("m", 2.0)
+    first = await run.close(20)
+    assert (await run.close(20)) == first
+    assert not run.is_initialized()
+    with pytest.raises(RunClosedError):
+        run.log("m", 1.0)
+    with pytest.raises(RunClosedError):
+        await run.flush()
+
+
+@pytest.mark.asyncio
+async def test_an_exception_fails_the_run(server):
+    """The end state tells how the program left."""
+
+    async def program() -> None:
+        async with open_run(server) as run:
+            run.log("m", 1.0)
+            raise ValueError("boom")
+
+    with pytest.raises(ValueError, match="boom"):
+        await program()
+    row = server.store.runs()[0]
+    assert (row.state, row.exception_type) == ("failed", "ValueError")
+
+
+@pytest.mark.asyncio
+async def test_an_interrupt_stops_the_run(server):
+    """A cancelled or interrupted program is stopped, not failed."""
+    with pytest.raises(SystemExit):
+        async with open_run(server):
+            raise SystemExit(3)
+    assert server.store.runs()[0].state == "stopped"
+
+
+@pytest.mark.asyncio
+async def test_shutdown_leaves_the_run_open(server):
+    """shutdown_logger() is for a resume: the run is not over."""
+    run = await open_run(server)
+    run.log("m", 1.0)
+    assert (await run.shutdown_logger(20)).is_complete
+    assert server.store.runs()[0].state == "running"
+
+
+@pytest.mark.asyncio
+async def test_one_writer_per_process_and_run(server):
+    """A second init of the same run shares the writer; the last close ends it."""
+    transport = server.transport()
+    first = await metrana.init(project_name="p", run_name="r", transport=transport, quiet=True)
+    second = await metrana.init(project_name="p", run_name="r", transport=transport, quiet=True)
+    assert first.front.writer is second.front.writer
+    first.log("m", 1.0)
+    assert (await first.close(20)).status == "running"
+    with pytest.raises(RunClosedError):
+        first.log("m", 1.0)
+    second.log("m", 2.0)
+    assert (await second.close(20)).status == "finished"
+    assert len(server.store.run_contents(1).writers) == 1
+    assert values(server, "m") == {0: 1.0, 1: 2.0}
+
+
+@pytest.mark.asyncio
+async def test_raise_policy_refuses_when_full(server):
+    """Under `raise` a full inbox refuses the call and stays whole."""
+    run = await open_run(server, backpressure_strategy="raise", queue_capacity=10)
+    block = hold_engine(run)
+    run.log("m", np.ones(10))
+    with pytest.raises(QueueFullError, match="2 points"):
+        run.log("m", [1.0, 2.0])
+    block.set()
+    assert (await run.close(20)).statistics.committed == 10
+
+
+@pytest.mark.asyncio
+async def test_drop_policy_drops_and_declares(server):
+    """Under `drop_new` the newest points are dropped, counted, and told to the server."""
+    run = await open_run(server, backpressure_strategy="drop_new", queue_capacity=10)
+    block = hold_engine(run)
+    run.log("m", np.ones(10))
+    run.log("m", np.ones(3))
+    block.set()
+    info = await run.close(20)
+    assert info.statistics.lost == {"drop_new": 3}
+    assert info.statistics.accepted == 13
+    assert info.statistics.is_balanced
+    assert server.store.runs()[0].counters["lost:drop_new"] == 3
+
+
+@pytest.mark.asyncio
+async def test_block_policy_waits_and_keeps_everything(server):
+    """Under `block` the await waits for room; un-awaited calls stop at twice the bound."""
+    run = await open_run(server, queue_capacity=10)
+    block = hold_engine(run)
+    run.log("m", np.ones(10))
+    wait = asyncio.ensure_future(_await(run.log("m", np.ones(5))))
+    await asyncio.sleep(0.02)
+    assert not wait.done()
+    with pytest.raises(QueueFullError):
+        run.log("m", np.ones(6))
+    block.set()
+    await asyncio.wait_for(wait, 20)
+    assert (await run.close(20)).statistics.committed == 15
+
+
+async def _await(pending) -> None:
+    await pending
+
+
+def hold_engine(run) -> threading.Event:
+    """Keep the engine thread busy until the event is set, so that the inbox fills."""
+    release, is_held = threading.Event(), threading.Event()
+
+    async def hold() -> None:
+        is_held.set()
+        release.wait(20)
+
+    engine().submit(hold)
+    is_held.wait(20)
+    return release
+
+
+@pytest.mark.asyncio
+async def test_attributes_travel_behind_the_points(server):
+    """Configuration, tags and description are applied in call order."""
+    async with open_run(server, tags=["first"], config={"lr": 0.1}) as run:
+        await run.log_config({"net": {"depth": 3}})
+        await run.add_tags(["second"])
+        await run.set_description("hello")
+        await run.log_attributes("machine", {"gpu": "h"})
+        await run.log_env_attributes("e0", {"kind": "maze"}, episode=2)
+        await run.flush(20)
+    contents = server.store.run_contents(1)
+    found = {(a.env_no, a.episode, a.path): a.value for a in contents.attributes}
+    assert found[None, None, "config/lr"] == 0.1
+    assert found[None, None, "config/net/depth"] == 3
+    assert found[None, None, "machine/gpu"] == "h"
+    assert ("second" in found[None, None, "sys/tags"]) and (
+        "first" in found[None, None, "sys/tags"]
+    )
+    assert any(path == "kind" and episode == 2 for _, episode, path in found)
+
+
+@pytest.mark.asyncio
+async def test_a_pin_conflict_is_told_and_the_next_call_raises(server):
+    """Where two writers pin differently, the loser is told by flush and by its next call."""
+    one = await open_run(server)
+    other = await open_run(server)
+    one.log("m", 1.0)
+    await one.flush(20)
+    other.log_distributed("m", 1.0, step=1)
+    statistics = await other.flush(20)
+    assert statistics.lost == {"pin_conflict": 1}
+    assert statistics.is_balanced
+    assert "PinConflict" in [notice.kind for notice in other.notices]
+    with pytest.raises(PinConflictError):
+        other.log_distributed("m", 1.0, step=2)
+    await one.close(20)
+    await other.close(20)
+
+
+@pytest.mark.asyncio
+async def test_widening_is_warned_once_per_series(server):
+    """A finite value beyond float32 is kept in float64, and said once."""
+    run = await open_run(server)
+    with pytest.warns(metrana.ValueWidened, match="'big'"):
+        run.log("big", 1e300)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run.log("big", 1e300)
+    await run.close(20)
+    assert list(values(server, "big").values()) == [1e300, 1e300]
+
+
+@pytest.mark.asyncio
+async def test_many_threads_log_one_run(server):
+    """Every point of eight threads arrives exactly once."""
+    run = await open_run(server)
+
+    def work(k: int) -> None:
+        for n in range(500):
+            run.log(f"thread{k}", float(n))
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(8)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        await asyncio.sleep(0.01)
+    assert (await run.close(20)).statistics.committed == 4000
+    for k in range(8):
+        assert values(server, f"thread{k}") == {n: float(n) for n in range(500)}
+
+
+@pytest.mark.asyncio
+async def test_an_engine_death_is_told_by_the_next_call(server):
+    """A dead task stops the intake, and its cause is raised; nothing hangs."""
+    run = await open_run(server)
+    run.log("m", 1.0)
+    await run.flush(20)
+    writer = run.front.writer
+
+    writer._series.collect = lambda items: (_ for _ in ()).throw(KeyError("broken"))
+    run.log("m", 2.0)
+    with pytest.raises(metrana.InternalError, match="pump"):
+        await run.flush(20)
+    with pytest.raises(metrana.InternalError, match="pump"):
+        run.log("m", 3.0)
+    info = await run.close(1)
+    assert not info.is_complete
+    assert info.statistics.is_balanced
+
+
+@pytest.mark.asyncio
+async def test_disabled_validates_and_does_nothing():
+    """Every call is checked, none has an effect, no server is needed."""
+    async with metrana.init(project_name="p", init_mode="disabled") as run:
+        for _ in range(3):
+            await run.log("m", 1.0)
+        with pytest.raises(InvalidTypeError):
+            run.log("m", "text")
+        statistics = await run.flush()
+        assert statistics.accepted == 0
+    with pytest.raises(RunClosedError):
+        run.log("m", 1.0)
+
+
+@pytest.mark.asyncio
+async def test_a_handle_pickles_without_secrets(server):
+    """What leaves the process holds neither the key nor a socket."""
+    run = await open_run(server, api_key="s3cret")
+    data = pickle.dumps(run)
+    assert b"s3cret" not in data
+    again = pickle.loads(data)
+    assert again.name == "r"
+    assert again.is_initialized()
+    await run.close(20)
+
+
+def snapshot(store: MemoryStore) -> MemoryStore:
+    """A backup: what the store holds now, under a new generation."""
+    backup = MemoryStore()
+    for name, kept in vars(store).items():
+        if isinstance(kept, dict):
+            setattr(backup, name, copy.deepcopy(kept))
+    return backup
+
+
+@pytest.mark.asyncio
+async def test_a_server_restored_from_a_backup_gets_everything_again(server):
+    """What the backup misses is sent again from the retention, once, and in order."""
+    run = await open_run(server)
+    run.log("m", [1.0, 2.0])
+    await run.flush(20)
+    backup = snapshot(server.store)
+    run.log("m", [3.0, 4.0])
+    await run.flush(20)
+    with MemoryServer(backup) as restored:
+        run.front.writer._transport._server = restored
+        run.log("m", 5.0)
+        statistics = await run.flush(20)
+        assert statistics.committed == 5
+        assert statistics.is_balanced
+        assert values(restored, "m") == {n: n + 1.0 for n in range(5)}
+        await run.close(20)
+
+
+@pytest.mark.asyncio
+async def test_a_run_the_server_has_lost_is_told(server):
+    """A server without the run cannot take its points: flush says so, close counts them."""
+    run = await open_run(server)
+    run.log("m", [1.0, 2.0])
+    await run.flush(20)
+    with MemoryServer() as empty:
+        run.front.writer._transport._server = empty
+        run.log("m", 3.0)
+        with pytest.raises(WaitTimeoutError, match="1 points"):
+            await run.flush(0.5)
+        info = await run.close(0.5)
+    assert info.statistics.lost == {"closed": 1}
+    assert info.statistics.is_balanced
+
+
+def test_trio_logs_and_closes():
+    """The whole surface works under trio."""
+
+    async def main() -> None:
+        with MemoryServer() as server:
+            async with open_run(server) as run:
+                await run.log("m", 1.0)
+                await run.flush(20)
+                assert await run.get_last_step("m") == 0
+            assert values(server, "m") == {0: 1.0}
+
+    trio.run(main)
+
+
+def test_several_event_loops_share_a_run(server):
+    """One handle works over several asyncio.run calls."""
+
+    async def first():
+        run = await open_run(server)
+        await run.log("m", 1.0)
+        return run
+
+    run = asyncio.run(first())
+    asyncio.run(_await(run.log("m", 2.0)))
+    assert asyncio.run(run.close(20)).is_complete
+    assert values(server, "m") == {0: 1.0, 1: 2.0}
