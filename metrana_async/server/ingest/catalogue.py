@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from metrana_async.server.ingest.numbers import Numbers
+from metrana_async.server.ingest.validation import family_codes
 from metrana_async.server.store.base import (
     AttributeRow,
     Commit,
@@ -52,6 +53,7 @@ class SeriesDictionary:
     """Definitions of a batch's series pages, and the run's index of each (or a marker above)."""
 
     definitions: tuple[SeriesDef, ...]
+    families: npt.NDArray[np.int8]
     index: Int64Array
 
 
@@ -163,7 +165,8 @@ class RunState:
         if missing:
             return missing
         definitions = tuple(d for page in pages if page is not None for d in page.series)
-        dictionary = SeriesDictionary(definitions, np.full(len(definitions), UNRESOLVED, np.int64))
+        unresolved = np.full(len(definitions), UNRESOLVED, np.int64)
+        dictionary = SeriesDictionary(definitions, family_codes(definitions), unresolved)
         _remember(self._series_dictionaries, digests, dictionary)
         return dictionary
 

@@ -126,7 +126,7 @@ class RequestJudge:
         if isinstance(dictionary, list) or isinstance(envs, list):
             return _reply(frame, BatchStatus.NEED_PAGES, pages=tuple(dict.fromkeys(missing)))
         try:
-            check_batch(batch, dictionary.definitions, len(envs))
+            check_batch(batch, dictionary.definitions, dictionary.families, len(envs))
             for update in batch.attributes:
                 check_attribute(update)
             counts = self.judge.judge(batch, dictionary, envs)

@@ -5,7 +5,10 @@ A batch that fails can never be stored: it is rejected, its sequence is taken, i
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
+import numpy.typing as npt
 
 from metrana_async.errors import ProtocolError
 from metrana_async.wire.model import (
@@ -19,11 +22,23 @@ from metrana_async.wire.model import (
     StepMode,
 )
 
+FAMILY_CODES: Final = {family: code for code, family in enumerate(Family)}
 
-def check_batch(batch: Batch, definitions: tuple[SeriesDef, ...], envs_count: int) -> None:
+
+def family_codes(definitions: tuple[SeriesDef, ...]) -> npt.NDArray[np.int8]:
+    """Code of each definition's family, to check whole columns of entries against."""
+    return np.array([FAMILY_CODES[d.family] for d in definitions], np.int8)
+
+
+def check_batch(
+    batch: Batch,
+    definitions: tuple[SeriesDef, ...],
+    families: npt.NDArray[np.int8],
+    envs_count: int,
+) -> None:
     """Raise ProtocolError unless every table fits the definitions and pages it names."""
     for table in batch.points:
-        _check_points(table, definitions, envs_count)
+        _check_points(table, definitions, families, envs_count)
     for segments in batch.segments:
         _check_segments(segments, definitions, envs_count)
 
@@ -33,18 +48,24 @@ def _check_index(column: Int64Array, count: int, what: str) -> None:
         raise ProtocolError(f"{what} {int(column.max())} is beyond the {count} on the pages")
 
 
-def _check_points(table: PointTable, definitions: tuple[SeriesDef, ...], envs_count: int) -> None:
+def _check_points(
+    table: PointTable,
+    definitions: tuple[SeriesDef, ...],
+    families: npt.NDArray[np.int8],
+    envs_count: int,
+) -> None:
     _check_index(table.series, len(definitions), "series index")
     family = Family.STANDARD
     if table.env is not None:
         family = Family.EPISODE
         _check_index(table.env, envs_count, "environment index")
-    for entry in np.unique(table.series).tolist():
-        if definitions[entry].family is not family:
-            raise ProtocolError(
-                f"rows of {definitions[entry].metric!r} ({definitions[entry].family.value}) "
-                f"stand in a table of {family.value} rows"
-            )
+    is_wrong = families[table.series] != FAMILY_CODES[family]
+    if is_wrong.any():
+        wrong = definitions[int(table.series[is_wrong][0])]
+        raise ProtocolError(
+            f"rows of {wrong.metric!r} ({wrong.family.value}) stand in a table of "
+            f"{family.value} rows"
+        )
 
 
 def _check_segments(

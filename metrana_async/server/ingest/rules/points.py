@@ -53,12 +53,16 @@ class PointCursors:
 
     def absorb(self, keys: Int64Array, steps: Int64Array, writer: int, writers: Writers) -> None:
         """Take in rows that are (being) stored: the only way the state ever changes."""
-        np.maximum.at(self.max_step, keys, steps)
+        if bool((keys[1:] > keys[:-1]).all()):
+            self.max_step[keys] = np.maximum(self.max_step[keys], steps)
+        else:
+            np.maximum.at(self.max_step, keys, steps)
         self.last_writer[keys] = writer
+        # A handful of distinct writers whatever the number of keys, and mostly one.
         tops = self.top_writer[keys]
-        # A handful of distinct writers whatever the number of keys.
-        older = [t for t in _distinct(tops) if t == NOTHING or writers.is_newer(writer, t)]
-        self.top_writer[keys[np.isin(tops, older)]] = writer
+        for top in _distinct(tops):
+            if top == NOTHING or writers.is_newer(writer, top):
+                self.top_writer[keys[tops == top]] = writer
 
 
 @dataclass(slots=True)
