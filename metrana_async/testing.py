@@ -35,8 +35,8 @@ class MemoryServer:
         self.backend.start()
 
     def stop(self) -> None:
-        """Stop; the store is closed. Idempotent."""
-        self.backend.stop()
+        """Stop; the store is closed. Idempotent. Not from a running event loop's thread."""
+        asyncio.run(self.backend.stop())
 
     def transport(self) -> MemoryTransport:
         """A new transport to this server."""

@@ -64,7 +64,7 @@ async def log_async(seconds: float, seed: int) -> tuple[str, Record]:
                 [ENV_IDS[e] for e in update.ended_env],
             )
             record.add(update)
-    return run.run_name, record
+    return run.name, record
 
 
 def log_sync(seconds: float, seed: int) -> tuple[str, Record]:
@@ -91,7 +91,7 @@ def log_sync(seconds: float, seed: int) -> tuple[str, Record]:
                 [ENV_IDS[e] for e in update.ended_env],
             )
             record.add(update)
-    return run.run_name, record
+    return run.name, record
 
 
 def differences(client: metrana_sync_shim.QueryClient, run: str, record: Record) -> list[str]:

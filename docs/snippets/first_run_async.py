@@ -10,7 +10,7 @@ async def main() -> None:
         await run.flush()  # from here on every point is durable on the server
 
     async with metrana.QueryClient(project="cartpole") as client:
-        loss = await client.series(run.run_name, "train/loss")
+        loss = await client.series(run.name, "train/loss")
         print(len(loss.step), "points")
 
 

@@ -27,6 +27,6 @@ with metrana.init(project_name="grid-world", config={"envs": M}) as run:
         episode += ends.sum(axis=1)
 
 with metrana.QueryClient(project="grid-world") as client:
-    first = client.env_series(run.run_name, "reward", env_id="env0", episode=0)
+    first = client.env_series(run.name, "reward", env_id="env0", episode=0)
     print("episode 0 of env0:", first.env_step, first.value)
-    print("mean length:", client.aggregate(run.run_name, "episode_length", "mean", env_id="env0"))
+    print("mean length:", client.aggregate(run.name, "episode_length", "mean", env_id="env0"))

@@ -10,16 +10,17 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 import orjson
 from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
 
 from metrana_async import locations
-from metrana_async.errors import NotFoundError
-from metrana_async.server.auth import Handler, token_guard
+from metrana_async.errors import MetranaError, NotFoundError
+from metrana_async.server.auth import token_guard
 from metrana_async.server.http.endpoint import Answer, Endpoint, answer
 from metrana_async.server.http.ingest import ingest_endpoints
 from metrana_async.server.http.query import query_endpoints
@@ -35,6 +36,7 @@ from metrana_async.wire.messages import API_PREFIX, JSON_TYPE, PROTOCOL_VERSION
 
 _KEEP_ALIVE_S: Final = 75.0  # longer than the client's, so that the client closes first
 _SHUTDOWN_S: Final = 10.0
+_SEAL_S: Final = 20.0
 _IDLE_CHECK_S: Final = 5.0
 
 
@@ -43,6 +45,7 @@ class Backend:
 
     def __init__(self, store: PointStore) -> None:
         self.store = store
+        self._is_stopped = False
         self.worker = IngestWorker(IngestService(store))
         self.query = QueryService(store)
         self.endpoints: dict[str, Endpoint] = {
@@ -72,9 +75,15 @@ class Backend:
         """Start the worker's thread."""
         self.worker.start()
 
-    def stop(self) -> None:
-        """Finish what is queued, seal nothing more, release the store. Blocks."""
-        self.worker.stop()
+    async def stop(self) -> None:
+        """Finish what is queued, seal what is left, release the store. Idempotent."""
+        if self._is_stopped:
+            return
+        self._is_stopped = True
+        # A store that refuses to seal now keeps its log; the next start goes on from there.
+        with contextlib.suppress(MetranaError, asyncio.TimeoutError):
+            await asyncio.wait_for(self.worker.seal(everything=True), _SEAL_S)
+        await self.worker.stop()
         self.query.close()
         self.store.close()
 
@@ -104,7 +113,7 @@ class _Activity:
     def __init__(self) -> None:
         self.last_s = time.monotonic()
 
-    def middleware(self) -> Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]:
+    def middleware(self) -> Middleware:
         @web.middleware
         async def note(request: web.Request, handler: Handler) -> web.StreamResponse:
             self.last_s = time.monotonic()
@@ -166,12 +175,12 @@ async def serve(settings: ServerSettings, *, ready: Callable[[str], None] | None
             _publish(settings, url)
         if ready is not None:
             ready(url)
-        await _until_over(stopping, backend, settings, activity)
+        await _until_over(stopping, settings, activity)
     finally:
         if settings.card_path is not None:
             _withdraw(settings.card_path)
         await runner.cleanup()
-        await asyncio.to_thread(backend.stop)
+        await backend.stop()
 
 
 async def _listen(runner: web.AppRunner, settings: ServerSettings) -> str:
@@ -187,14 +196,14 @@ async def _listen(runner: web.AppRunner, settings: ServerSettings) -> str:
 
 
 async def _until_over(
-    stopping: asyncio.Event, backend: Backend, settings: ServerSettings, activity: _Activity
+    stopping: asyncio.Event, settings: ServerSettings, activity: _Activity
 ) -> None:
+    """Wait for a signal or for idleness; a live writer is never idle, its heartbeats come."""
     while not stopping.is_set():
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(stopping.wait(), _IDLE_CHECK_S)
         idle_s = time.monotonic() - activity.last_s
-        is_due = settings.idle_exit_s is not None and idle_s >= settings.idle_exit_s
-        if is_due and not backend.worker.has_live_writers():
+        if settings.idle_exit_s is not None and idle_s >= settings.idle_exit_s:
             return
 
 

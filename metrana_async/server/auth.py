@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Awaitable, Callable
 from typing import Final
 
 from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
 
 from metrana_async.errors import AuthError
 from metrana_async.wire.messages import JSON_TYPE, encode_error
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
 _BEARER: Final = "Bearer "
 
 
-def token_guard(
-    token: str | None,
-) -> Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]:
+def token_guard(token: str | None) -> Middleware:
     """A middleware that asks TCP requests for `token`; requests over a Unix socket pass."""
 
     @web.middleware

@@ -81,8 +81,8 @@ class Actor:
 
     def _close(self) -> None:
         info = self.run.close()
-        problems = info.imbalance()
-        assert not problems, f"the client's ledger does not balance: {problems}"
+        assert info.statistics.is_balanced, f"the client's ledger does not balance: {info}"
+        assert info.statistics.in_flight == 0, f"points were left behind: {info}"
 
     def _shutdown(self) -> None:
         self.run.shutdown_logger()
@@ -98,10 +98,11 @@ class Actor:
         """Everything logged so far is flushed; the runner kills this process on the answer."""
         self.run.flush()
         held = [] if self.holding is None else self.holding.held
+        writer = self.run._run.front.writer
         return {
             "held": [base64.b64encode(body).decode() for body in held],
-            "run_uid": self.run.run_uid,
-            "writer_id": self.run.writer_id,
+            "run_uid": writer.run_uid,
+            "writer_id": writer.writer_id,
         }
 
     def _environ(self, **variables: str) -> None:

@@ -172,15 +172,18 @@ class Runner:
         self.data_dir = Path(self._directory.name) / "data"
         self._idle: list[ActorProcess | InProcessActor] = []
         self._number = 0
+        self.late_requests = 0
+        """Requests of killed processes that were delivered after their successors'."""
         if store == "in-process":
             self.server: ServerProcess | MemoryServer = MemoryServer()
             self.server.start()
             self._connect: Callable[[], Transport] = self.server.transport
+            self.reader = QueryClient(workspace="conformance", transport=self._connect())
         else:
             self.server = ServerProcess(self.data_dir, store)
             address = self.server.address
             self._connect = lambda: HttpTransport(address)
-        self.reader = QueryClient(workspace="conformance", transport=self._connect())
+            self.reader = QueryClient(workspace="conformance", address=address)
 
     def __enter__(self) -> Runner:
         return self
@@ -264,6 +267,7 @@ class Runner:
                 leave = LeaveRequest(left["run_uid"], left["writer_id"], is_dead=True)
                 await transport.post("/writers/leave", encode_message(leave), timeout_s=30)
                 for held in left["held"]:
+                    self.late_requests += 1
                     body = base64.b64decode(held)
                     await transport.post("/ingest", body, timeout_s=30, content_type=FRAMES_TYPE)
             await transport.close()

@@ -52,7 +52,9 @@ def test_case_in_memory(case, arrays, memory_runners):
 @pytest.mark.parametrize("case", KILLED, ids=lambda case: case.id)
 def test_case_with_late_batches(case, late_runner):
     """What a killed process left arrives after its successor's and changes no visible value."""
+    before = late_runner.late_requests
     late_runner.run(case)
+    assert late_runner.late_requests > before, "nothing was late: the case shows nothing"
 
 
 def test_the_file_holds_every_case():

@@ -39,8 +39,8 @@ def test_eight_processes_log_a_hundred_thousand_distributed_points_each(place):
         for step in range(100_000):
             run.log_distributed("loss", float(rank * 1000 + step % 1000), step=step)
         info = run.close()
-        assert not info.imbalance(), info
-        assert info.committed == 100_000, info
+        assert info.statistics.is_balanced, info
+        assert info.statistics.committed == 100_000, info
     """
     outcomes: dict[int, subprocess.CompletedProcess] = {}
 
@@ -73,8 +73,8 @@ def test_eight_threads_log_a_hundred_thousand_ordered_points_each(place):
     threads = [threading.Thread(target=write, args=(f"series{k}",)) for k in range(8)]
     [t.start() for t in threads], [t.join() for t in threads]
     info = run.close()
-    assert not info.imbalance(), info
-    assert info.committed == 800_000
+    assert info.statistics.is_balanced, info
+    assert info.statistics.committed == 800_000
     with place.reader() as reader:
         for k in range(8):
             series = reader.series("run", f"series{k}")
@@ -115,7 +115,8 @@ def test_four_thousand_environments_with_episodes_ending_at_random(tmp_path_fact
         info = run.close()
         peak_mib = max(peak_mib, rss_mib(server.pid))
         total = m * t * metrics * rollouts
-        assert (info.committed, info.imbalance()) == (total, {})
+        assert info.statistics.is_balanced, info
+        assert info.statistics.committed == total
         wanted_episodes = np.concatenate(episodes_logged, axis=1)
         steps_within = np.zeros_like(wanted_episodes)
         for column in range(1, wanted_episodes.shape[1]):
