@@ -132,7 +132,10 @@ class Inbox:
             self._block_points += points
             self._block_bytes += nbytes
             self._update_room()
-            is_crowded = self._block_bytes * 2 >= self._bytes_max
+            is_crowded = (
+                self._block_bytes * 2 >= self._bytes_max
+                or self._block_points * 2 >= self._points_max
+            )
         if self.is_armed or is_crowded:
             self.wake()
 

@@ -396,9 +396,7 @@ async def test_attributes_travel_behind_the_points(server):
     assert found[None, None, "config/lr"] == 0.1
     assert found[None, None, "config/net/depth"] == 3
     assert found[None, None, "machine/gpu"] == "h"
-    assert ("second" in found[None, None, "sys/tags"]) and (
-        "first" in found[None, None, "sys/tags"]
-    )
+    assert sorted(found[None, None, "sys/tags"]) == ["first", "second"]
     assert any(path == "kind" and episode == 2 for _, episode, path in found)
 
 

@@ -1,0 +1,156 @@
+"""Facts about the end of a process, signals and forks, in real interpreters."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+# The server lives in the child's memory; its contents are printed by the last exit handler.
+PROLOGUE = """
+import atexit, os, signal, sys, threading
+from metrana_async.testing import MemoryServer
+import metrana_sync_shim as metrana
+
+server = MemoryServer()
+server.start()
+
+def show():
+    row = server.store.runs()[0]
+    values = []
+    for series in server.store.run_contents(row.run_no).series:
+        values += server.store.read_points(series.series_no).value.tolist()
+    print(row.state, row.exception_type, values, flush=True)
+
+def start(**arguments):
+    atexit.register(show)
+    return metrana.init(
+        project_name="p", run_name="r", transport=server.transport(), quiet=True, **arguments
+    )
+"""
+
+
+def run(code: str) -> subprocess.CompletedProcess:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("METRANA_")}
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", PROLOGUE + textwrap.dedent(code)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+
+
+def test_an_ordinary_end_stores_everything():
+    """A program that just ends loses nothing, and its exit code stays 0."""
+    done = run("start(); metrana.log('m', 1.0); metrana.log('m', 2.0)")
+    assert (done.stdout, done.returncode) == ("finished None [1.0, 2.0]\n", 0), done.stderr
+
+
+def test_an_unhandled_exception_fails_the_run():
+    """The state keeps the exception's type; traceback and exit code are Python's own."""
+    done = run("start(); metrana.log('m', 1.0); raise ZeroDivisionError('boom')")
+    assert done.stdout == "failed ZeroDivisionError [1.0]\n", done.stderr
+    assert done.returncode == 1
+    assert "ZeroDivisionError: boom" in done.stderr
+
+
+def test_sys_exit_keeps_its_code():
+    """Flushing at exit never changes the exit code."""
+    done = run("start(); metrana.log('m', 1.0); sys.exit(7)")
+    assert done.stdout.endswith("None [1.0]\n"), done.stderr
+    assert done.returncode == 7
+
+
+def test_logging_from_a_thread_that_outlives_main():
+    """Intake is open while non-daemon threads still log."""
+    done = run("""
+        start()
+        metrana.log('m', 1.0)
+        thread = threading.Thread(target=lambda: metrana.log('m', 2.0))
+        thread.start()
+        thread.join()
+    """)
+    assert done.stdout == "finished None [1.0, 2.0]\n", done.stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+def test_sigterm_stores_and_dies_of_sigterm():
+    """The default disposition is kept: everything is stored, then the signal does its work."""
+    done = run("""
+        real_kill = os.kill
+        def kill(pid, number):
+            show()
+            real_kill(pid, number)
+        start()
+        os.kill = kill
+        metrana.log('m', 1.0)
+        real_kill(os.getpid(), signal.SIGTERM)
+    """)
+    assert done.stdout == "stopped None [1.0]\n", done.stderr
+    assert done.returncode == -signal.SIGTERM
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+def test_a_users_sigterm_handler_stays():
+    """A handler that is there already is never replaced."""
+    done = run("""
+        signal.signal(signal.SIGTERM, lambda *_: print('mine', flush=True))
+        start()
+        metrana.log('m', 1.0)
+        os.kill(os.getpid(), signal.SIGTERM)
+    """)
+    assert done.stdout == "mine\nfinished None [1.0]\n", done.stderr
+    assert done.returncode == 0
+
+
+def test_a_dead_server_does_not_hold_the_exit():
+    """The exit budget ends a hopeless flush, and says so."""
+    done = run("""
+        from metrana_async.engine import lifecycle
+        lifecycle.EXIT_BUDGET_S = 0.5
+        start()
+        metrana.log('m', 1.0)
+        server.is_reachable = False
+    """)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.e2e
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_logs_as_its_own_writer(tmp_path):
+    """An inherited handle works in the child: another writer, one run, nothing lost or doubled."""
+    server = subprocess.Popen(
+        [sys.executable, "-m", "metrana_async.server", "--data-dir", str(tmp_path)],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert " on http" in server.stderr.readline()
+        code = f"""
+            place = {str(tmp_path)!r}
+            run = metrana.init(project_name="p", run_name="r", data_dir=place, quiet=True)
+            metrana.log("parent", 1.0)
+            before = run._run.front.writer.writer_id
+            child = os.fork()
+            if child == 0:
+                metrana.log("child", 2.0)
+                metrana.log("child", 3.0)
+                is_new = run._run.front.writer.writer_id != before
+                info = metrana.close(20)
+                os._exit(0 if is_new and info.statistics.committed == 2 else 1)
+            status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            metrana.log("parent", 4.0)
+            info = metrana.close(20)
+            print(status, info.statistics.committed, info.is_complete)
+        """
+        done = run(code)
+        assert done.stdout == "0 2 True\n", done.stderr
+    finally:
+        server.send_signal(signal.SIGTERM)
+        server.communicate(timeout=20)
