@@ -44,6 +44,8 @@ class WriterState:
     """A writer, the notices that wait for it, and what it was told already."""
 
     row: WriterRow
+    saved_seen_ms: int = 0
+    """`row.seen_ms` as last put into a commit; it moves with every request, and is kept seldom."""
     pending: list[Notice] = field(default_factory=list)
     told: set[tuple[object, ...]] = field(default_factory=set)
 

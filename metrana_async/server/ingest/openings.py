@@ -18,6 +18,7 @@ from metrana_async.wire.messages import LeaveRequest, OpenRequest
 
 RUNNING = "running"
 CRASHED = "crashed"
+SEEN_KEPT_EVERY_MS = 5_000
 END_STATES = ("finished", "failed", "stopped")
 
 
@@ -128,7 +129,9 @@ def note_alive(run: RunState, writer: WriterState, changes: Changes, now_ms: int
     if not row.is_online or row.left in ("closed", "shutdown"):
         return
     row.seen_ms = now_ms
-    changes.writers[row.writer_no] = writer
+    if now_ms - writer.saved_seen_ms >= SEEN_KEPT_EVERY_MS:
+        writer.saved_seen_ms = now_ms
+        changes.writers[row.writer_no] = writer
     if row.left is None and run.row.state == CRASHED:
         run.set_state(RUNNING, now_ms)
 

@@ -38,7 +38,8 @@ from metrana_async.wire.messages import (
 )
 
 _NAMED_KEPT: Final = 10_000
-_CRASH_CHECK_MS: Final = 5_000
+_RUNS_CHECK_MS: Final = 5_000
+_RUN_IDLE_MS: Final = 600_000
 
 Clock = Callable[[], float]
 """Unix time in seconds."""
@@ -46,10 +47,11 @@ Clock = Callable[[], float]
 
 @dataclass(slots=True)
 class LoadedRun:
-    """A run in memory with its cursors."""
+    """A run in memory with its cursors; `used_ms` is when a writer last asked for it."""
 
     state: RunState
     cursors: RunCursors
+    used_ms: int = 0
 
 
 class IngestService:
@@ -77,7 +79,9 @@ class IngestService:
         self._numbers = Numbers(store)
         self._runs: dict[int, LoadedRun] = {}
         self._run_nos: dict[str, int] = {}
-        self._crashes_checked_ms = 0
+        self._runs_checked_ms = 0
+        # Runs that were dropped from memory; whether they crashed is settled.
+        self._asleep: set[int] = set()
         # Runs that were named here, so that a retried open finds its run again.
         self._named_for: OrderedDict[str, int] = OrderedDict()
 
@@ -221,7 +225,7 @@ class IngestService:
 
         With `everything`, all that has a tail is due (before a shutdown).
         """
-        self._mark_crashed()
+        self._check_runs()
         ends_at = time.monotonic() + budget_s
         due = self._store.due(now_s=self._clock(), everything=everything)
         for position, unit in enumerate(due):
@@ -235,20 +239,31 @@ class IngestService:
         run = self._load(unit.run_no)
         self._store.seal(unit, run.cursors.dump(unit.series_nos, self._view(run.state)))
 
-    def _mark_crashed(self) -> None:
+    def _check_runs(self) -> None:
+        """Mark crashed runs; forget those that nobody has written to for long."""
         now_ms = self._now_ms()
-        if now_ms < self._crashes_checked_ms + _CRASH_CHECK_MS:
+        if now_ms < self._runs_checked_ms + _RUNS_CHECK_MS:
             return
-        self._crashes_checked_ms = now_ms
+        self._runs_checked_ms = now_ms
         changes = Changes()
         with self._commits(changes):
             for row in self._store.runs():
-                if row.state != openings.RUNNING:
+                if row.state != openings.RUNNING or row.run_no in self._asleep:
                     continue
                 run = self._load(row.run_no).state
                 if openings.has_crashed(run, now_ms=now_ms, watch=self._watch):
                     changes.runs[row.run_no] = run
                     run.set_state(openings.CRASHED, now_ms)
+        for run_no, loaded in list(self._runs.items()):
+            if now_ms - loaded.used_ms > _RUN_IDLE_MS and self._may_sleep(loaded.state, now_ms):
+                self._forget(run_no)
+                self._asleep.add(run_no)
+
+    def _may_sleep(self, run: RunState, now_ms: int) -> bool:
+        has_notices = any(writer.pending for writer in run.writers.values())
+        return not has_notices and not openings.has_live_writer(
+            run, now_ms=now_ms, watch=self._watch
+        )
 
     # --- runs in memory ----------------------------------------------------------------------
     @contextmanager
@@ -261,12 +276,16 @@ class IngestService:
                 self._store.commit(commit)
         except BaseException:
             for run_no in changes.runs:
-                run = self._runs.pop(run_no, None)
-                if run is not None:
-                    self._run_nos.pop(run.state.row.run_uid, None)
+                self._forget(run_no)
             raise
         for run_state in changes.runs.values():
             run_state.is_row_changed = False
+
+    def _forget(self, run_no: int) -> None:
+        """Drop a run from memory; the store has all of it that counts."""
+        run = self._runs.pop(run_no, None)
+        if run is not None:
+            self._run_nos.pop(run.state.row.run_uid, None)
 
     def _find_or_create(self, request: OpenRequest, changes: Changes, now_ms: int) -> LoadedRun:
         name = request.run_name
@@ -275,7 +294,7 @@ class IngestService:
             row = self._store.find_run(request.workspace, request.project, name)
             run_no = None if row is None else row.run_no
         if run_no is not None:
-            run = self._load(run_no)
+            run = self._use(run_no)
             changes.runs[run_no] = run.state
             return run
         updates = [attribute_from_open(update) for update in request.attributes]
@@ -296,6 +315,13 @@ class IngestService:
             if self._store.find_run(request.workspace, request.project, name) is None:
                 return name
 
+    def _use(self, run_no: int) -> LoadedRun:
+        """A run that a writer asks for."""
+        run = self._load(run_no)
+        run.used_ms = self._now_ms()
+        self._asleep.discard(run_no)
+        return run
+
     def _load(self, run_no: int) -> LoadedRun:
         run = self._runs.get(run_no)
         if run is None:
@@ -304,7 +330,7 @@ class IngestService:
         return run
 
     def _keep(self, state: RunState) -> LoadedRun:
-        run = LoadedRun(state, RunCursors(self._store, state))
+        run = LoadedRun(state, RunCursors(self._store, state), self._now_ms())
         self._runs[state.row.run_no] = run
         self._run_nos[state.row.run_uid] = state.row.run_no
         return run
@@ -316,7 +342,7 @@ class IngestService:
             if row is None:
                 raise NotFoundError(f"there is no run {run_uid}")
             run_no = row.run_no
-        return self._load(run_no)
+        return self._use(run_no)
 
     def _writer(self, run_uid: str, writer_id: str) -> tuple[RunState, WriterState]:
         run = self._run(run_uid).state

@@ -194,3 +194,21 @@ def test_a_restarted_server_keeps_writers_and_order(make_writer, store, clock) -
     reply = one.send(rows([0], [5.0]))
     assert reply.replies[0].counts == {"superseded": 1}
     assert [n.kind for n in reply.notices] == ["SecondWriter"]
+
+
+def test_a_run_that_nobody_writes_to_leaves_memory_and_comes_back(
+    make_writer, store, service, clock
+) -> None:
+    """Dropped once its writers are gone for long; its next point is judged as ever."""
+    writer = make_writer()
+    writer.send(rows([None], [1.0]))
+    clock.now_s += 700
+    service.maintain(1.0)
+    assert state(store) == "crashed"
+    assert service._runs == {}
+    clock.now_s += 6
+    service.maintain(1.0)
+    assert service._runs == {}
+    writer.send(rows([None], [2.0]))
+    assert store.read_points(1).step.tolist() == [0, 1]
+    assert state(store) == "running"
