@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import importlib
 import os
 import threading
 from collections.abc import Callable, Coroutine
@@ -18,6 +19,18 @@ from typing import Any, Final, TypeVar
 from metrana_async.errors import InternalError
 
 _Result = TypeVar("_Result")
+
+# A fork in the middle of an import leaves the child a half-made module for ever. So whatever the
+# engine thread would import on first use is imported by the thread that starts it.
+_IMPORTED_AHEAD: Final = (
+    "numpy.ma",
+    "concurrent.futures.thread",
+    "encodings.idna",
+    "linecache",
+    "traceback",
+    "tracemalloc",
+    "metrana_async.transport.http",
+)
 _START_TIMEOUT_S: Final = 10.0
 _THREAD_NAME: Final = "metrana-engine"
 
@@ -26,6 +39,8 @@ class LoopThread:
     """An event loop in its own daemon thread."""
 
     def __init__(self) -> None:
+        for name in _IMPORTED_AHEAD:
+            importlib.import_module(name)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name=_THREAD_NAME, daemon=True)

@@ -37,7 +37,7 @@ def start(**arguments):
 def run(code: str) -> subprocess.CompletedProcess:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("METRANA_")}
     return subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", PROLOGUE + textwrap.dedent(code)],
+        [sys.executable, "-c", PROLOGUE + textwrap.dedent(code)],
         env=environment,
         capture_output=True,
         text=True,

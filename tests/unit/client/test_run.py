@@ -46,9 +46,23 @@ def _alone(monkeypatch):
 
 
 @pytest.fixture
-def server():
-    with MemoryServer() as server:
-        yield server
+def start_server():
+    """Starts servers that live as long as the test."""
+    servers = []
+
+    def start(store: MemoryStore | None = None) -> MemoryServer:
+        servers.append(MemoryServer(store))
+        servers[-1].start()
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.stop()
+
+
+@pytest.fixture
+def server(start_server):
+    return start_server()
 
 
 def open_run(server: MemoryServer, **arguments):
@@ -249,8 +263,8 @@ async def test_close_is_bounded_and_counts_what_it_leaves(server):
 async def test_all_or_crash_raises_on_a_loss(server):
     """Who asked for it is told by an exception."""
     run = await open_run(server, delivery_policy="all_or_crash")
-    run.log("m", 1.0)
     server.is_reachable = False
+    run.log("m", 1.0)
     with pytest.raises(DataLossError) as caught:
         await run.close(0.4)
     assert caught.value.lost_points == {"closed": 1}
@@ -505,7 +519,7 @@ def snapshot(store: MemoryStore) -> MemoryStore:
 
 
 @pytest.mark.asyncio
-async def test_a_server_restored_from_a_backup_gets_everything_again(server):
+async def test_a_server_restored_from_a_backup_gets_everything_again(server, start_server):
     """What the backup misses is sent again from the retention, once, and in order."""
     run = await open_run(server)
     run.log("m", [1.0, 2.0])
@@ -513,42 +527,40 @@ async def test_a_server_restored_from_a_backup_gets_everything_again(server):
     backup = snapshot(server.store)
     run.log("m", [3.0, 4.0])
     await run.flush(20)
-    with MemoryServer(backup) as restored:
-        run.front.writer._transport._server = restored
-        run.log("m", 5.0)
-        statistics = await run.flush(20)
-        assert statistics.committed == 5
-        assert statistics.is_balanced
-        assert values(restored, "m") == {n: n + 1.0 for n in range(5)}
-        await run.close(20)
+    restored = start_server(backup)
+    run.front.writer._transport._server = restored
+    run.log("m", 5.0)
+    statistics = await run.flush(20)
+    assert statistics.committed == 5
+    assert statistics.is_balanced
+    assert values(restored, "m") == {n: n + 1.0 for n in range(5)}
+    await run.close(20)
 
 
 @pytest.mark.asyncio
-async def test_a_run_the_server_has_lost_is_told(server):
+async def test_a_run_the_server_has_lost_is_told(server, start_server):
     """A server without the run cannot take its points: flush says so, close counts them."""
     run = await open_run(server)
     run.log("m", [1.0, 2.0])
     await run.flush(20)
-    with MemoryServer() as empty:
-        run.front.writer._transport._server = empty
-        run.log("m", 3.0)
-        with pytest.raises(WaitTimeoutError, match="1 points"):
-            await run.flush(0.5)
-        info = await run.close(0.5)
+    run.front.writer._transport._server = start_server()
+    run.log("m", 3.0)
+    with pytest.raises(WaitTimeoutError, match="1 points"):
+        await run.flush(0.5)
+    info = await run.close(0.5)
     assert info.statistics.lost == {"closed": 1}
     assert info.statistics.is_balanced
 
 
-def test_trio_logs_and_closes():
+def test_trio_logs_and_closes(server):
     """The whole surface works under trio."""
 
     async def main() -> None:
-        with MemoryServer() as server:
-            async with open_run(server) as run:
-                await run.log("m", 1.0)
-                await run.flush(20)
-                assert await run.get_last_step("m") == 0
-            assert values(server, "m") == {0: 1.0}
+        async with open_run(server) as run:
+            await run.log("m", 1.0)
+            await run.flush(20)
+            assert await run.get_last_step("m") == 0
+        assert values(server, "m") == {0: 1.0}
 
     trio.run(main)
 
