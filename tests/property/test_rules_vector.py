@@ -26,6 +26,8 @@ def random_table(rng: np.random.Generator, mode: StepMode, clock: dict) -> Segme
             episode, minor = episode + 1, 0
         elif dice < 0.25:
             episode, rl, minor = max(episode - 1, 0), int(rng.integers(0, 3)), 0
+        elif dice < 0.3:
+            rl = max(rl - 2, 0)
         elif dice < 0.5:
             rl, minor = rl + 1, minor if mode is StepMode.EXPLICIT else 0
         n = int(rng.integers(1, 4))

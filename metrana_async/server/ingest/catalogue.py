@@ -47,6 +47,8 @@ class WriterState:
     saved_seen_ms: int = 0
     """`row.seen_ms` as last put into a commit; it moves with every request, and is kept seldom."""
     pending: list[Notice] = field(default_factory=list)
+    pending_at: dict[tuple[str, str | None], int] = field(default_factory=dict)
+    """Where in `pending` the first notice of a (kind, metric) is."""
     told: set[tuple[object, ...]] = field(default_factory=set)
 
 

@@ -22,6 +22,7 @@ from metrana_async.server.ingest.rules.points import PointCursors
 from metrana_async.server.ingest.rules.unit_table import MODE_CODES, Segments
 from metrana_async.server.ingest.rules.units import Others, Unit
 from metrana_async.server.ingest.rules.verdict import Writers
+from metrana_async.server.ingest.windows import WINDOW_STEPS, AxisKey, VisibleWindows
 from metrana_async.server.store.base import AcceptedPoints, AcceptedSegments, Commit, PointStore
 from metrana_async.wire.model import Family, Int64Array
 
@@ -30,6 +31,7 @@ OLDER_UNITS_KEPT: Final = 16_384
 
 _MODE_OF_CODE: Final = {code: mode for mode, code in MODE_CODES.items()}
 _LOOKUP_GAP: Final = 4096
+_LOOKUP_STEPS_MAX: Final = 1 << 16
 _LOOKUPS_MAX: Final = 16
 
 
@@ -72,6 +74,7 @@ class RunCursors:
         self._store = store
         self._run = run
         self._is_loaded: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
+        self._windows = VisibleWindows()
         self.standard = PointCursors()
         self.episodes: dict[int, EpisodeCursors] = {}
         self.env_steps: dict[int, EnvCursors] = {}
@@ -85,9 +88,17 @@ class RunCursors:
         missing = np.unique(indexes[~self._is_loaded[indexes]]).tolist()
         numbers = [self._run.series[index].series_no for index in missing]
         heads = self._store.heads(self._run.row.run_no, numbers)
+        standard: dict[int, list[AcceptedPoints]] = {}
         for index, series_no in zip(missing, numbers, strict=True):
             self._make(index, heads.get(series_no))
-            self._replay(index, writers)
+            for table in self._store.tail(series_no):
+                if isinstance(table, AcceptedSegments):
+                    self._absorb_segments(index, table)
+                elif table.has_envs:
+                    self._absorb_episodes(index, table, writers)
+                else:
+                    standard.setdefault(index, []).append(table)
+        self._absorb_standard(standard, writers)
         self._is_loaded[missing] = True
 
     def ensure_all(self, writers: Writers) -> None:
@@ -118,27 +129,31 @@ class RunCursors:
         else:
             self.env_steps[index] = EnvCursors(*[dumps.load_units(head)] if head else ())
 
-    def _replay(self, index: int, writers: Writers) -> None:
-        series_no = self._run.series[index].series_no
-        for table in self._store.tail(series_no):
-            if isinstance(table, AcceptedSegments):
-                self._absorb_segments(index, table)
-            else:
-                self._absorb_rows(index, series_no, table, writers)
-
-    def _absorb_rows(
-        self, index: int, series_no: int, table: AcceptedPoints, writers: Writers
-    ) -> None:
-        mine = table.series_no == series_no
-        step = table.step[mine]
-        if not len(step):
-            return
-        if table.has_envs:
-            rows = (step, table.rl_step[mine])
+    def _absorb_episodes(self, index: int, table: AcceptedPoints, writers: Writers) -> None:
+        mine = table.series_no == self._run.series[index].series_no
+        if mine.any():
+            rows = (table.step[mine], table.rl_step[mine])
             self.episodes[index].absorb(table.env_no[mine], rows, table.writer_no, writers)
-        else:
-            keys = np.full(len(step), index, np.int64)
-            self.standard.absorb(keys, step, table.writer_no, writers)
+
+    def _absorb_standard(self, tails: dict[int, list[AcceptedPoints]], writers: Writers) -> None:
+        """Take in the tails of many series, each table once however many of them it holds.
+
+        Only who stored last depends on the order of the tables, and that each series' own last
+        table says.
+        """
+        if not tails:
+            return
+        indexes = np.array(list(tails), np.int64)
+        numbers = self._run.series_no[indexes]
+        order = np.argsort(numbers)
+        indexes, numbers = indexes[order], numbers[order]
+        for table in {id(t): t for tables in tails.values() for t in tables}.values():
+            at = np.minimum(np.searchsorted(numbers, table.series_no), len(numbers) - 1)
+            is_mine = numbers[at] == table.series_no
+            keys, steps = indexes[at[is_mine]], table.step[is_mine]
+            self.standard.absorb(keys, steps, table.writer_no, writers)
+        for index, tables in tails.items():
+            self.standard.last_writer[index] = tables[-1].writer_no
 
     def _absorb_segments(self, index: int, table: AcceptedSegments) -> None:
         columns = (table.env_no, table.episode, table.rl_step, table.minor, table.count)
@@ -147,17 +162,34 @@ class RunCursors:
 
     # --- look-ups of the rules ---------------------------------------------------------------
     def visible_rows(
-        self, commit: Commit, series_no: int, env_no: int | None, steps: Int64Array
+        self, commit: Commit, axis: AxisKey, steps: Int64Array, max_step: int
     ) -> tuple[Int64Array, Int64Array]:
         """Which of `steps` (sorted, distinct) hold a row, and who wrote the visible one.
 
         Looks at the store and at what `commit` adds to it; the row that came last is visible.
+        Reads ahead, up to the axis' greatest step, and remembers what it saw.
         """
-        found_steps, found_writers = [], []
-        for low, high in _ranges(steps):
-            rows = self._store.read_points(series_no, env_no=env_no, step_range=(low, high))
-            found_steps.append(rows.step)
-            found_writers.append(rows.writer_no)
+        known = self._windows.find(axis, steps)
+        if known is not None:
+            return known
+        low, high = int(steps[0]), int(steps[-1])
+        if high - low > _LOOKUP_STEPS_MAX:
+            found = [self._read_rows(commit, axis, bounds) for bounds in _ranges(steps)]
+            held, writers = (np.concatenate(column) for column in zip(*found, strict=True))
+        else:
+            high = max(high, min(low + WINDOW_STEPS, max_step))
+            held, writers = self._read_rows(commit, axis, (low, high))
+            self._windows.put(axis, (low, high), held, writers.copy())
+        is_wanted = np.isin(held, steps)
+        return held[is_wanted], writers[is_wanted]
+
+    def _read_rows(
+        self, commit: Commit, axis: AxisKey, bounds: tuple[int, int]
+    ) -> tuple[Int64Array, Int64Array]:
+        """Steps with a row within inclusive bounds, ascending, and the visible rows' writers."""
+        series_no, env_no = axis
+        rows = self._store.read_points(series_no, env_no=env_no, step_range=bounds)
+        found_steps, found_writers = [rows.step], [rows.writer_no]
         for table in commit.points:
             mine = table.series_no == series_no
             if env_no is not None:
@@ -165,9 +197,13 @@ class RunCursors:
             found_steps.append(table.step[mine])
             found_writers.append(np.full(int(mine.sum()), table.writer_no, np.int64))
         step, writer = np.concatenate(found_steps), np.concatenate(found_writers)
-        wanted = np.isin(step, steps)
-        held, last_from_end = np.unique(step[wanted][::-1], return_index=True)
-        return held, writer[wanted][::-1][last_from_end]
+        inside = (step >= bounds[0]) & (step <= bounds[1])
+        held, last_from_end = np.unique(step[inside][::-1], return_index=True)
+        return held, writer[inside][::-1][last_from_end]
+
+    def note_low_rows(self, axis: AxisKey, steps: Int64Array, writer: int) -> None:
+        """Rows were stored at or below the greatest step of an axis."""
+        self._windows.note(axis, steps, writer)
 
     def taken_steps(
         self, commit: Commit, series_no: int, unit: tuple[int, int], generation: int

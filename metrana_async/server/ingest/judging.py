@@ -30,6 +30,7 @@ from metrana_async.server.ingest.rules.points import (
 )
 from metrana_async.server.ingest.rules.unit_table import Segments
 from metrana_async.server.ingest.rules.verdict import Telling, Verdict, Writers
+from metrana_async.server.ingest.windows import AxisKey
 from metrana_async.server.store.base import AcceptedPoints, AcceptedSegments, CutRow
 from metrana_async.wire import limits
 from metrana_async.wire.acks import Outcome
@@ -181,12 +182,30 @@ class BatchJudge:
 
     def _judge_ordered(self, index: Int64Array, step: Int64Array) -> RowsVerdict:
         def visible(key: int, steps: Int64Array) -> tuple[Int64Array, Int64Array]:
-            series_no = self.run.series[key].series_no
-            return self.cursors.visible_rows(self.changes.commit, series_no, None, steps)
+            axis = (self.run.series[key].series_no, None)
+            highest = int(self.cursors.standard.max_step[key])
+            return self.cursors.visible_rows(self.changes.commit, axis, steps, highest)
 
-        return judge_ordered(
+        verdict = judge_ordered(
             self.cursors.standard, index, step, self.writer, self.writers, visible=visible
         )
+        if verdict.is_low is not None:
+            self._note_low(index, verdict, lambda key: (self.run.series[key].series_no, None))
+        return verdict
+
+    def _note_low(
+        self, keys: Int64Array, verdict: RowsVerdict, axis_of: Callable[[int], AxisKey]
+    ) -> None:
+        """Tell the cursors of rows stored below a maximum, axis by axis (each was looked up)."""
+        assert verdict.is_low is not None
+        rows = np.flatnonzero(verdict.is_low & verdict.is_stored)
+        rows = rows[np.argsort(keys[rows], kind="stable")]
+        if not len(rows):
+            return
+        breaks = np.flatnonzero(np.diff(keys[rows])) + 1
+        for group in np.split(rows, breaks):
+            axis = axis_of(int(keys[group[0]]))
+            self.cursors.note_low_rows(axis, verdict.step[group], self.writer)
 
     def _judge_episodes(
         self, columns: _PointColumns, env_no: Int64Array, counts: dict[Outcome, int]
@@ -213,9 +232,11 @@ class BatchJudge:
         series_no = self.run.series[index].series_no
 
         def visible(key: int, steps: Int64Array) -> tuple[Int64Array, Int64Array]:
-            return self.cursors.visible_rows(self.changes.commit, series_no, key, steps)
+            highest = int(cursors.points.max_step[key])
+            axis = (series_no, key)
+            return self.cursors.visible_rows(self.changes.commit, axis, steps, highest)
 
-        return judge_ordered(
+        verdict = judge_ordered(
             cursors.points,
             keys,
             step,
@@ -224,6 +245,9 @@ class BatchJudge:
             visible=visible,
             warns_second_writer=False,
         )
+        if verdict.is_low is not None:
+            self._note_low(keys, verdict, lambda key: (series_no, key))
+        return verdict
 
     def _accept_points(
         self, columns: _PointColumns, step: Int64Array, is_stored: BoolArray

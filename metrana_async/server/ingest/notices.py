@@ -77,13 +77,14 @@ def tell_same_logger(one: WriterState, other: WriterState) -> None:
 
 def enqueue(recipient: WriterState, notice: Notice) -> None:
     """Add a notice, or its points to an earlier one of its kind when too many wait."""
-    pending = recipient.pending
-    if len(pending) >= _PENDING_MAX:
-        for at, earlier in enumerate(pending):
-            if (earlier.kind, earlier.metric) == (notice.kind, notice.metric):
-                total = earlier.points_count + notice.points_count
-                pending[at] = replace(earlier, points_count=total)
-                return
+    pending, first_at = recipient.pending, recipient.pending_at
+    kind = (notice.kind, notice.metric)
+    if len(pending) >= _PENDING_MAX and kind in first_at:
+        earlier = pending[first_at[kind]]
+        total = earlier.points_count + notice.points_count
+        pending[first_at[kind]] = replace(earlier, points_count=total)
+        return
+    first_at.setdefault(kind, len(pending))
     pending.append(notice)
 
 
@@ -91,6 +92,7 @@ def take(recipient: WriterState) -> tuple[Notice, ...]:
     """What waits for a writer; it is told once."""
     notices = tuple(recipient.pending)
     recipient.pending.clear()
+    recipient.pending_at.clear()
     return notices
 
 

@@ -67,10 +67,14 @@ class PointCursors:
 
 @dataclass(slots=True)
 class RowsVerdict(Verdict):
-    """What became of rows: `step` [n] numbered, `is_stored` [n]."""
+    """What became of rows: `step` [n] numbered, `is_stored` [n].
+
+    `is_low` [n] marks explicit rows at or below their key's running maximum, None = none are.
+    """
 
     step: Int64Array = field(default_factory=lambda: np.empty(0, np.int64))
     is_stored: BoolArray = field(default_factory=lambda: np.empty(0, np.bool_))
+    is_low: BoolArray | None = None
 
 
 def judge_merge(
@@ -104,6 +108,7 @@ def judge_ordered(
     numbered, is_low = _number(cursors.max_step[keys], steps, is_auto, grouping)
     verdict = RowsVerdict(step=numbered, is_stored=np.ones(len(keys), np.bool_))
     if is_low.any():
+        verdict.is_low = is_low
         for rows in _low_groups(is_low, grouping):
             low = is_low[rows]
             _place_low(
@@ -220,6 +225,9 @@ def _place_low(
     writers: tuple[int, Writers],
 ) -> None:
     """Decide the low ones among a key's rows: free, replaced, or superseded by a newer writer."""
+    if len(rows) == 1:
+        _place_one_low(verdict, key, rows, visible=visible, writers=writers)
+        return
     writer, view = writers
     step = verdict.step[rows]
     held_steps, held_by = visible(key, np.unique(step[low]))
@@ -240,6 +248,28 @@ def _place_low(
     own_count = int(np.count_nonzero(replaces_own))
     if own_count:
         verdict.tellings.append(Telling("DuplicateStep", writer, key, points_count=own_count))
+
+
+def _place_one_low(
+    verdict: RowsVerdict,
+    key: int,
+    rows: Int64Array,
+    *,
+    visible: VisibleRows,
+    writers: tuple[int, Writers],
+) -> None:
+    """`_place_low` of a key's only row: a resumed run rewrites its overlap in such."""
+    writer, view = writers
+    _, held_by = visible(key, verdict.step[rows])
+    if not len(held_by):
+        return
+    holder = int(held_by[0])
+    if view.is_newer(holder, writer):
+        verdict.is_stored[rows] = False
+        return
+    verdict.count(Outcome.REPLACED, 1)
+    if holder == writer:
+        verdict.tellings.append(Telling("DuplicateStep", writer, key, points_count=1))
 
 
 def _tell_second_writer(

@@ -97,6 +97,13 @@ CASES = [
         [(0, 10), (1, 1), (2, 2)],
     ),
     (
+        "everyone in a superseded generation is behind it, not only who wrote last",
+        AUTO,
+        True,
+        [("A", 0, 0, [1]), ("B", 1, 0, [2]), ("C", 0, 0, [5]), ("A", 1, 0, [9])],
+        [(0, 5)],
+    ),
+    (
         "exact steps drop what is not above the last",
         EXPLICIT,
         True,
