@@ -101,7 +101,7 @@ def differences(client: metrana_sync_shim.QueryClient, run: str, record: Record)
     if loss.value.tolist() != record.loss or loss.step.tolist() != list(range(len(record.loss))):
         found.append("train/loss differs")
     for env_id in ENV_IDS:
-        steps = client.env_series_all(run, "reward", env_id=env_id)
+        steps = client.env_series(run, "reward", env_id=env_id)
         for episode in np.unique(steps.episode).tolist():
             rows = steps.episode == episode
             logged = record.rewards.get((env_id, episode))

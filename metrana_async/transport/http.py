@@ -7,6 +7,7 @@ server on this machine. The session is made on first use, on the loop that uses 
 from __future__ import annotations
 
 import asyncio
+import io
 from typing import Final
 
 import aiohttp
@@ -45,7 +46,8 @@ class HttpTransport:
         try:
             async with self._open_session().post(
                 self._base + path,
-                data=body,
+                # A file-like body: aiohttp sends it in slices and lets the loop breathe between.
+                data=io.BytesIO(body),
                 headers={"Content-Type": content_type},
                 timeout=aiohttp.ClientTimeout(
                     total=timeout_s, sock_connect=min(timeout_s, _CONNECT_TIMEOUT_S)
@@ -61,7 +63,11 @@ class HttpTransport:
             raise ConnectError(f"{self._where}: no connection: {error}") from error
         except (asyncio.TimeoutError, TimeoutError) as error:
             raise UnavailableError(f"{self._where}: no answer within {timeout_s:g} s") from error
-        except (aiohttp.ClientError, OSError) as error:
+        except MetranaError:
+            raise
+        except Exception as error:
+            # Whatever the library comes up with (a warning turned error, an assertion) leaves the
+            # fate of the request unknown: the same bytes are sent again, nobody's task dies of it.
             raise TransportError(f"{self._where}: {type(error).__name__}: {error}") from error
 
     async def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from pathlib import Path
 import pytest
 
 import metrana_sync_shim as metrana
+from metrana_async.local import find
+from metrana_async.transport.http import HttpTransport
 from tests.conformance.runner import ServerProcess
 
 ROOT = Path(__file__).parent.parent.parent
@@ -48,6 +51,20 @@ class Place:
     def reader(self) -> metrana.QueryClient:
         """A reader of this project."""
         return metrana.QueryClient(project=self.project, data_dir=self.data_dir)
+
+    def post(self, path: str, body: bytes) -> bytes:
+        """Ask an endpoint as it is."""
+
+        async def ask() -> bytes:
+            address = await find(self.data_dir)
+            assert address is not None
+            transport = HttpTransport(address)
+            try:
+                return await transport.post(path, body, timeout_s=30)
+            finally:
+                await transport.close()
+
+        return asyncio.run(ask())
 
     def points(self, metric: str, run: str = "run", **more) -> list[tuple[int, float]]:
         """Full-resolution read-back of a standard series as (step, value)."""

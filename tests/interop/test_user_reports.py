@@ -111,18 +111,8 @@ def test_us09_nan_and_infinities_are_values(place):
     assert np.array_equal([v for _, v in found], values, equal_nan=True)
     with place.reader() as reader:
         assert math.isinf(reader.aggregate("run", "loss", "max"))
-        body = reader.post(
-            "/query/aggregate",
-            json.dumps(
-                {
-                    "workspace": "default",
-                    "project": place.project,
-                    "run": "run",
-                    "metric": "loss",
-                    "function": "max",
-                }
-            ).encode(),
-        )
+    question = {"workspace": "default", "project": place.project, "run": "run", "metric": "loss"}
+    body = place.post("/query/aggregate", json.dumps({**question, "function": "max"}).encode())
     json.loads(body, parse_constant=lambda token: pytest.fail(f"bare {token} in JSON"))
 
 
@@ -140,8 +130,7 @@ def test_us13_the_same_step_twice_keeps_the_newer_and_harms_no_other_key(place, 
     assert len(told) == 1
     with place.reader() as reader:
         ledger = reader.ledger("run")
-    assert ledger["replaced"] == 10_001
-    assert ledger["visible"] == 2
+    assert (ledger.replaced, ledger.visible, ledger.difference) == (10_001, 2, 0)
 
 
 def test_us15_a_second_process_with_explicit_steps_overwrites_nothing(place):
@@ -222,7 +211,7 @@ def test_us66_order_survives_failed_and_delayed_sends(place, seed):
             run.log("single", float(i))
             for k in range(4):
                 run.log(f"series{k}", float(i))
-            if i % 500 == 499:
+            if i % 100 == 99:
                 run.flush(timeout_secs=30)
     assert transport.faults > 0, f"seed {seed}: no fault fired"
     for name in ("single", *(f"series{k}" for k in range(4))):
@@ -244,7 +233,8 @@ def test_us68_changing_what_was_logged_changes_nothing(place):
         [(0, 2.0)],
         [(0, 1.0)],
     )
-    assert place.points("z") == []
+    with place.reader() as reader:
+        assert "z" not in {metric.metric for metric in reader.metrics("run")}
     with place.reader() as reader:
         assert reader.env_series("run", "r", env_id="e1").value.tolist() == [1.0, 1.0, 1.0]
 
