@@ -62,6 +62,10 @@ async def test_a_server_that_never_answers_costs_the_timeout_only():
     async def silence(reader, writer):
         await reader.read()
         writer.close()
+        await writer.wait_closed()
+        gone.set()
+
+    gone = asyncio.Event()
 
     listener = await asyncio.start_server(silence, "127.0.0.1", 0)
     port = listener.sockets[0].getsockname()[1]
@@ -71,5 +75,6 @@ async def test_a_server_that_never_answers_costs_the_timeout_only():
             await transport.post("/health", b"", timeout_s=0.2)
     finally:
         await transport.close()
+        await asyncio.wait_for(gone.wait(), 10)
         listener.close()
         await listener.wait_closed()
