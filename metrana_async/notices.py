@@ -21,6 +21,18 @@ _KEYS_KEPT: Final = 10_000
 
 logger = logging.getLogger("metrana_async")
 
+_LEVELS: Final = {
+    "trace": logging.DEBUG,
+    "debug": logging.DEBUG,
+    "success": logging.INFO,
+    "off": logging.CRITICAL + 1,
+}
+
+
+def set_log_level(level: str) -> None:
+    """Set the level of the logger ``metrana_async``, in the spellings of `Settings.log_level`."""
+    logger.setLevel(_LEVELS.get(level) or level.upper())
+
 
 class NoticeBoard:
     """Notices of one writer. Any thread."""

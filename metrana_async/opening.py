@@ -17,8 +17,9 @@ from metrana_async.columns.attributes import config_updates, description_update,
 from metrana_async.columns.names import check_name
 from metrana_async.engine import lifecycle
 from metrana_async.engine.clock import SystemClock
-from metrana_async.engine.loop_thread import engine, on_fork
+from metrana_async.engine.loop_thread import engine, on_fork, running_engine
 from metrana_async.errors import InitError, MetranaError, TransportError
+from metrana_async.notices import set_log_level
 from metrana_async.orchestration import process_identity, resolve_orchestration_id, spans_hosts
 from metrana_async.settings import Settings
 from metrana_async.transport.base import ServerAddress, Transport
@@ -33,7 +34,6 @@ from metrana_async.wire.model import AttributeOp, AttributeUpdate
 from metrana_async.writer import Writer, retried
 
 _ATTEMPT_TIMEOUT_S: Final = 30.0
-_EXIT_GRACE_S: Final = 0.5
 
 _RunKey = tuple[str, str, str, str]
 
@@ -52,6 +52,7 @@ def prepare(settings: Settings) -> Settings:
     if settings.run_name is not None:
         check_name("run name", settings.run_name)
     _create_only(settings)
+    set_log_level(settings.log_level)
     identity = resolve_orchestration_id(settings.orchestration_id)
     return replace(settings, orchestration_id=identity)
 
@@ -229,16 +230,14 @@ def announce(writer: Writer) -> None:
 # --- the end of the process -----------------------------------------------------------------------
 
 
-def _farewell(budget_s: float, status: str, exception_type: str | None) -> None:
-    """Flush with intake still open, then leave, within the exit budget. Any thread but ours."""
-    thread = engine()
-    if thread.is_own_thread or not _writers:
-        return
-    try:
-        future = thread.submit(lambda: _leave_all(budget_s, status, exception_type))
-        future.result(budget_s + _EXIT_GRACE_S)
-    except (MetranaError, concurrent.futures.TimeoutError, TimeoutError):
-        sys.stderr.write(f"metrana: not everything was stored within {budget_s:g} s\n")
+def _farewell(
+    budget_s: float, status: str, exception_type: str | None
+) -> concurrent.futures.Future[None] | None:
+    """Start to flush with intake still open, then to leave, within the exit budget."""
+    thread = running_engine()
+    if thread is None or thread.is_own_thread or not _writers:
+        return None
+    return thread.submit(lambda: _leave_all(budget_s, status, exception_type))
 
 
 async def _leave_all(budget_s: float, status: str, exception_type: str | None) -> None:

@@ -1,31 +1,40 @@
 """Leaving: normal exit, unhandled exceptions and SIGTERM. Never replaces a user's handler.
 
 `threading._register_atexit` runs before the interpreter tears anything down, while the engine
-thread still works; `atexit` is the fallback where that hook does not exist. Both call the farewell
+thread still works; `atexit` is the fallback where that hook does not exist. Both start the farewell
 once, with the exit budget as deadline.
 """
 
 from __future__ import annotations
 
 import atexit
+import concurrent.futures
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Final
 
-Farewell = Callable[[float, str, "str | None"], None]
-"""Called with (budget in seconds, status, exception type name)."""
+Farewell = Callable[[float, str, "str | None"], "concurrent.futures.Future[None] | None"]
+"""Starts leaving, given (budget in seconds, status, exception type name); None = nothing to do.
+
+It takes no lock: a signal handler may have interrupted whoever holds it.
+"""
 
 EXIT_BUDGET_S: Final = 10.0
 SIGTERM_BUDGET_S: Final = 2.0
+_GRACE_S: Final = 0.5
+_HANDLER_SLICE_S: Final = 0.25
+_HANDLER_PAUSE_S: Final = 0.01
 
 _INTERRUPTS: Final = ("KeyboardInterrupt", "SystemExit", "CancelledError", "GeneratorExit")
 
 _farewell: Farewell | None = None
 _is_done = False
+_terminating: tuple[concurrent.futures.Future[None] | None, float] | None = None
 
 
 def status_of(exception: BaseException | type[BaseException] | None) -> tuple[str, str | None]:
@@ -40,8 +49,9 @@ def status_of(exception: BaseException | type[BaseException] | None) -> tuple[st
 
 def install(farewell: Farewell) -> None:
     """Have `farewell` called when the program ends. Call again after a fork; idempotent."""
-    global _farewell, _is_done
+    global _farewell, _is_done, _terminating
     _is_done = False
+    _terminating = None
     if _farewell is not None:
         return
     _farewell = farewell
@@ -63,7 +73,12 @@ def _say_farewell() -> None:
     _is_done = True
     # Set by the interpreter, and by nobody else, when an exception ended the program.
     unhandled = getattr(sys, "last_type", None)
-    _farewell(EXIT_BUDGET_S, *status_of(unhandled))
+    leaving = _farewell(EXIT_BUDGET_S, *status_of(unhandled))
+    if leaving is None:
+        return
+    done, _ = concurrent.futures.wait([leaving], EXIT_BUDGET_S + _GRACE_S)
+    if not done:
+        sys.stderr.write(f"metrana: not everything was stored within {EXIT_BUDGET_S:g} s\n")
 
 
 def _install_sigterm() -> None:
@@ -74,9 +89,26 @@ def _install_sigterm() -> None:
 
 
 def _on_sigterm(number: int, frame: FrameType | None) -> None:
+    """Store what there is, then die of the signal as by default.
+
+    The handler waits in slices and comes back by itself in between: the code it interrupted may
+    hold a lock that the engine needs.
+    """
+    global _terminating, _is_done
     del frame
-    if _farewell is not None:
-        _farewell(SIGTERM_BUDGET_S, "stopped", None)
+    if _terminating is None and _farewell is not None:
+        _is_done = True
+        deadline_s = time.monotonic() + SIGTERM_BUDGET_S
+        _terminating = (_farewell(SIGTERM_BUDGET_S, "stopped", None), deadline_s)
+    leaving, deadline_s = _terminating or (None, 0.0)
+    if leaving is not None:
+        left_s = deadline_s + _GRACE_S - time.monotonic()
+        done, _ = concurrent.futures.wait([leaving], max(0.0, min(_HANDLER_SLICE_S, left_s)))
+        if not done and left_s > 0:
+            again = threading.Timer(_HANDLER_PAUSE_S, os.kill, (os.getpid(), number))
+            again.daemon = True
+            again.start()
+            return
     # The default action, so that the exit status is what whoever sent the signal expects.
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)

@@ -112,6 +112,12 @@ def engine() -> LoopThread:
         return _engine
 
 
+def running_engine() -> LoopThread | None:
+    """This process's engine if it runs. Takes no lock: fit for signal handlers."""
+    thread = _engine
+    return thread if thread is not None and thread.is_alive else None
+
+
 def on_fork(callback: Callable[[], None]) -> None:
     """Have `callback` called in every forked child, before it runs anything else."""
     _fork_callbacks.append(callback)

@@ -97,6 +97,31 @@ def test_sigterm_stores_and_dies_of_sigterm():
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+def test_sigterm_while_the_caller_holds_a_lock():
+    """The handler lets the code it interrupted go on, so that the engine gets the lock."""
+    done = run("""
+        real_kill = os.kill
+        def kill(pid, number):
+            show()
+            real_kill(pid, number)
+        handle = start()
+        metrana.log('m', 1.0)
+        metrana.flush(10)
+        from metrana_async.engine import lifecycle
+        inbox = handle._run.front.inbox
+        with inbox._lock:
+            inbox.items.append((0, -1, 0, 2.0))
+            real_kill(os.getpid(), signal.SIGTERM)
+            while lifecycle._terminating is None:
+                pass
+        os.kill = kill
+        threading.Event().wait(30)
+    """)
+    assert done.stdout == "stopped None [1.0, 2.0]\n", done.stderr
+    assert done.returncode == -signal.SIGTERM
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
 def test_a_users_sigterm_handler_stays():
     """A handler that is there already is never replaced."""
     done = run("""
