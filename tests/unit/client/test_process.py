@@ -146,36 +146,63 @@ def test_a_dead_server_does_not_hold_the_exit():
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.e2e
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_forked_child_logs_as_its_own_writer(tmp_path):
-    """An inherited handle works in the child: another writer, one run, nothing lost or doubled."""
+@pytest.fixture
+def place(tmp_path):
+    """The data directory of a real local server that lives as long as the test."""
     server = subprocess.Popen(
         [sys.executable, "-m", "metrana_async.server", "--data-dir", str(tmp_path)],
         stderr=subprocess.PIPE,
         text=True,
     )
-    try:
-        assert " on http" in server.stderr.readline()
-        code = f"""
-            place = {str(tmp_path)!r}
-            run = metrana.init(project_name="p", run_name="r", data_dir=place, quiet=True)
-            metrana.log("parent", 1.0)
-            before = run._run.front.writer.writer_id
-            child = os.fork()
-            if child == 0:
-                metrana.log("child", 2.0)
-                metrana.log("child", 3.0)
-                is_new = run._run.front.writer.writer_id != before
-                info = metrana.close(20)
-                os._exit(0 if is_new and info.statistics.committed == 2 else 1)
-            status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-            metrana.log("parent", 4.0)
+    assert " on http" in server.stderr.readline()
+    yield str(tmp_path)
+    server.send_signal(signal.SIGTERM)
+    server.communicate(timeout=20)
+
+
+@pytest.mark.e2e
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_logs_as_its_own_writer(place):
+    """An inherited handle works in the child: another writer, one run, nothing lost or doubled."""
+    done = run(f"""
+        run = metrana.init(project_name="p", run_name="r", data_dir={place!r}, quiet=True)
+        metrana.log("parent", 1.0)
+        before = run._run.front.writer.writer_id
+        child = os.fork()
+        if child == 0:
+            metrana.log("child", 2.0)
+            metrana.log("child", 3.0)
+            is_new = run._run.front.writer.writer_id != before
             info = metrana.close(20)
-            print(status, info.statistics.committed, info.is_complete)
-        """
-        done = run(code)
-        assert done.stdout == "0 2 True\n", done.stderr
-    finally:
-        server.send_signal(signal.SIGTERM)
-        server.communicate(timeout=20)
+            os._exit(0 if is_new and info.statistics.committed == 2 else 1)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        metrana.log("parent", 4.0)
+        info = metrana.close(20)
+        print(status, info.statistics.committed, info.is_complete)
+    """)
+    assert done.stdout == "0 2 True\n", done.stderr
+
+
+@pytest.mark.e2e
+def test_a_pickled_handle_joins_the_run_elsewhere(place):
+    """Another process unpickles a handle and logs to the same run, as a writer of its own."""
+    child = (
+        "import asyncio, pickle, sys; run = pickle.loads(sys.stdin.buffer.read()); "
+        "run.log('m', 2.0); "
+        "print(run.name, asyncio.run(run.close(20)).statistics.committed)"
+    )
+    done = run(f"""
+        import asyncio, pickle, subprocess
+        import metrana_async
+        async def main():
+            async with metrana_async.init(
+                project_name="p", run_name="r", data_dir={place!r}, quiet=True
+            ) as run:
+                await run.log("m", 1.0)
+                await run.flush(20)
+                data = pickle.dumps(run)
+            command = [sys.executable, "-c", {child!r}]
+            print(subprocess.run(command, input=data, stdout=subprocess.PIPE).stdout.decode())
+        asyncio.run(main())
+    """)
+    assert done.stdout == "r 1\n\n", done.stderr

@@ -10,6 +10,7 @@ import pickle
 import threading
 import time
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -535,6 +536,26 @@ async def test_a_server_restored_from_a_backup_gets_everything_again(server, sta
     assert statistics.is_balanced
     assert values(restored, "m") == {n: n + 1.0 for n in range(5)}
     await run.close(20)
+
+
+@pytest.mark.asyncio
+async def test_a_cloned_writer_takes_a_new_name_and_loses_nothing(server):
+    """Two processes under one writer identity (a cloned machine): both get their points stored."""
+    original, clone = await open_run(server), await open_run(server)
+    original.log("original", [1.0, 2.0])
+    await original.flush(20)
+    writer = clone.front.writer
+    writer._request = replace(writer._request, writer_id=original.front.writer.writer_id)
+    writer._outbox._batcher.writer_id = writer.writer_id
+    clone.log("clone", [3.0, 4.0, 5.0])
+    statistics = await clone.flush(20)
+    assert statistics.committed == 3
+    assert statistics.is_balanced
+    assert writer.writer_id != original.front.writer.writer_id
+    assert values(server, "clone") == {0: 3.0, 1: 4.0, 2: 5.0}
+    original.log("original", 6.0)
+    assert (await original.close(20)).is_complete
+    assert (await clone.close(20)).is_complete
 
 
 @pytest.mark.asyncio
