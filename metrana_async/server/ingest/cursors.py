@@ -201,8 +201,8 @@ class RunCursors:
         held, last_from_end = np.unique(step[inside][::-1], return_index=True)
         return held, writer[inside][::-1][last_from_end]
 
-    def note_low_rows(self, axis: AxisKey, steps: Int64Array, writer: int) -> None:
-        """Rows were stored at or below the greatest step of an axis."""
+    def note_stored(self, axis: AxisKey, steps: Int64Array, writer: int) -> None:
+        """Rows were stored on an axis that was looked up for this table."""
         self._windows.note(axis, steps, writer)
 
     def taken_steps(

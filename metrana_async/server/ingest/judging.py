@@ -190,22 +190,26 @@ class BatchJudge:
             self.cursors.standard, index, step, self.writer, self.writers, visible=visible
         )
         if verdict.is_low is not None:
-            self._note_low(index, verdict, lambda key: (self.run.series[key].series_no, None))
+            self._note_stored(index, verdict, lambda key: (self.run.series[key].series_no, None))
         return verdict
 
-    def _note_low(
+    def _note_stored(
         self, keys: Int64Array, verdict: RowsVerdict, axis_of: Callable[[int], AxisKey]
     ) -> None:
-        """Tell the cursors of rows stored below a maximum, axis by axis (each was looked up)."""
+        """Tell the cursors what was stored on the axes that were looked up, one by one.
+
+        All of it: a row above the maximum of before may lie inside what a later row looked up.
+        """
         assert verdict.is_low is not None
-        rows = np.flatnonzero(verdict.is_low & verdict.is_stored)
+        is_looked_up = np.isin(keys, keys[verdict.is_low])
+        rows = np.flatnonzero(is_looked_up & verdict.is_stored)
         rows = rows[np.argsort(keys[rows], kind="stable")]
         if not len(rows):
             return
         breaks = np.flatnonzero(np.diff(keys[rows])) + 1
         for group in np.split(rows, breaks):
             axis = axis_of(int(keys[group[0]]))
-            self.cursors.note_low_rows(axis, verdict.step[group], self.writer)
+            self.cursors.note_stored(axis, verdict.step[group], self.writer)
 
     def _judge_episodes(
         self, columns: _PointColumns, env_no: Int64Array, counts: dict[Outcome, int]
@@ -246,7 +250,7 @@ class BatchJudge:
             warns_second_writer=False,
         )
         if verdict.is_low is not None:
-            self._note_low(keys, verdict, lambda key: (series_no, key))
+            self._note_stored(keys, verdict, lambda key: (series_no, key))
         return verdict
 
     def _accept_points(

@@ -2,6 +2,9 @@
 
 A run that was resumed from an older checkpoint rewrites its overlap row by row, on every series.
 Without this, each batch would look the store up once per series; with it, once per stretch.
+
+A window ends at the axis' greatest step, so rows that only extend the axis lie behind it: it has to
+hear of every table that looked it up, and of no other.
 """
 
 from __future__ import annotations
@@ -64,7 +67,7 @@ class VisibleWindows:
             self._rows -= len(gone.steps)
 
     def note(self, axis: AxisKey, steps: Int64Array, writer: int) -> None:
-        """Rows at these steps (any order) were stored at or below the axis' maximum."""
+        """Rows at these steps (any order) were stored; those outside the window do not matter."""
         window = self._windows.get(axis)
         if window is None:
             return

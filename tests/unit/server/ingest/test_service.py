@@ -146,6 +146,17 @@ class RefusingStore(MemoryStore):
         super().commit(changes)
 
 
+def test_a_row_that_was_high_is_known_to_a_later_look_up(make_writer, store) -> None:
+    """7 and 9 extend the axis, 5 and 8 look it up between: then 7 is held, by its writer."""
+    one, other = make_writer(), make_writer()
+    other.send(rows([7, 9, 5, 8], [1.0, 2.0, 3.0, 4.0]))
+    assert one.send(rows([7, 6], [50.0, 60.0])).replies[0].counts == {
+        "stored": 1,
+        "superseded": 1,
+    }
+    assert values_of(store) == [(5, 3.0), (6, 60.0), (7, 1.0), (8, 4.0), (9, 2.0)]
+
+
 def test_a_failed_commit_leaves_nothing_behind(clock) -> None:
     """After the disk took nothing, the same bytes are judged as if for the first time."""
     from tests.unit.server.ingest.helpers import TestWriter
