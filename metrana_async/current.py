@@ -37,7 +37,9 @@ def current_run() -> Run:
 def any_run() -> Run:
     """The current run, closed or not; NotInitializedError when there never was one."""
     if _current is None:
-        raise NotInitializedError("there is no current run", hint="call init() first")
+        raise NotInitializedError(
+            "there is no current run", hint="call init() first (its async form must be awaited)"
+        )
     return _current
 
 

@@ -9,6 +9,7 @@ appended, and everything of a call is appended together. So a refused call has n
 from __future__ import annotations
 
 import socket
+import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -55,6 +56,7 @@ _FAR_STEP: Final = 2**62
 _EXACT_INT_MAX: Final = 2**53
 _FLOAT32_SAFE: Final = 3.4e38
 _ATTRIBUTE_BYTES: Final = 256
+_JOIN_GRACE_S: Final = 5.0
 _CLOCK: Final = SystemClock()
 
 
@@ -82,22 +84,24 @@ class Front:
         self._env_ids = EnvIdCache()
         self._is_closed = False
         self._usage_errors = 0
+        self._joining = threading.Lock()
         self._attach(writer)
         _fronts.add(self)
 
     def _attach(self, writer: Writer) -> None:
         self.settings = writer.settings
-        self._writer: Writer | None = writer
-        self.plain = writer.plain
-        self.inbox = writer.inbox
-        self.registry = writer.registry
         self._gate = Gate(writer.settings.backpressure_strategy, is_blocking=self._is_blocking)
         default = writer.settings.default_dtype
         self._default_dtype = None if default == "float32" else default
+        self.inbox = writer.inbox
+        # Last: whoever sees the numbers of this writer must also see its inbox.
+        self._writer: Writer | None = writer
+        self.plain = writer.plain
 
     # --- handles that outlive their process ----------------------------------------------------
     def detach(self) -> None:
         """Forget a writer that belongs to another process; the next call joins anew."""
+        self._joining = threading.Lock()
         self._writer = None
         self.plain = {}
 
@@ -130,6 +134,7 @@ class Front:
         front._env_ids = EnvIdCache()
         front._is_closed = False
         front._usage_errors = 0
+        front._joining = threading.Lock()
         front._writer = None
         front.plain = {}
         front.inbox = Inbox(1, 1, lambda: None, discards=True)
@@ -146,12 +151,19 @@ class Front:
         """
         if self._is_closed:
             raise RunClosedError("this handle's run was closed")
-        if self._writer is None:
-            future = opening.submit_open(self.settings)
-            self._attach(future.result(self.settings.init_timeout_secs + 5.0))
-            assert self._writer is not None
-        self._writer.check()
-        return self._writer
+        writer = self._writer
+        if writer is None:
+            # Two threads must not join twice: each join is a share of the writer to give back.
+            with self._joining:
+                writer = self._writer or self._join()
+        writer.check()
+        return writer
+
+    def _join(self) -> Writer:
+        future = opening.submit_open(self.settings)
+        writer = future.result(self.settings.init_timeout_secs + _JOIN_GRACE_S)
+        self._attach(writer)
+        return writer
 
     @property
     def joined_writer(self) -> Writer | None:

@@ -71,6 +71,8 @@ async def _open(settings: Settings, transport: Transport | None) -> Writer:
         _opening = asyncio.Lock()
     # One handshake at a time, so that two threads that open one run share its writer.
     async with _opening:
+        for key in [key for key, writer in _writers.items() if not writer.is_open]:
+            del _writers[key]
         if settings.is_disabled:
             writer = _disabled(settings)
         else:
