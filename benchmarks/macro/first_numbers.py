@@ -61,6 +61,10 @@ def caller_us(call: Callable[[int], None], calls: int, *, paced_s: float = 0.0) 
     return statistics.median(figures)
 
 
+def _nothing(metric_name: Any, value: Any = None, *, step: Any = None) -> None:
+    """An empty call: what calling costs, paced or not."""
+
+
 class Workloads:
     """The calls that are measured, with their data made beforehand."""
 
@@ -68,17 +72,24 @@ class Workloads:
         rng = np.random.default_rng(0)
         self.keys = {f"metric{i}": 0.5 for i in range(20)}
         self.block = [rng.standard_normal((64, 128), dtype=np.float32) for _ in range(16)]
-        self.episodes = [np.cumsum(rng.random((64, 128)) < 0.01, axis=1) for _ in range(16)]
+        self.episodes = [
+            100 * call + np.cumsum(rng.random((64, 128)) < 0.01, axis=1) for call in range(6000)
+        ]
         self.envs64 = [f"env{i}" for i in range(64)]
         self.wide = [rng.standard_normal(1024, dtype=np.float32) for _ in range(16)]
         self.envs1024 = [f"env{i}" for i in range(1024)]
         self.rl_step = 0
+        self.step = 0
+
+    def nothing(self, i: int) -> None:
+        _nothing("loss", 0.5)
 
     def scalar(self, i: int) -> None:
         metrana.log("loss", 0.5)
 
     def scalar_step(self, i: int) -> None:
-        metrana.log("loss/step", 0.5, step=i)
+        self.step += 1
+        metrana.log("loss/step", 0.5, step=self.step)
 
     def mapping(self, i: int) -> None:
         metrana.log(self.keys)
@@ -90,7 +101,7 @@ class Workloads:
             self.block[i % 16],
             self.rl_step,
             self.envs64,
-            episode=self.episodes[i % 16] + 100 * self.rl_step,
+            episode=self.episodes[self.rl_step % 6000],
         )
 
     def wide_row(self, i: int) -> None:
@@ -127,6 +138,7 @@ def callers(work: Workloads) -> list[Row]:
     """What the training thread pays."""
     result = []
     for what, call, calls, paced, aim in (
+        ("an empty call", work.nothing, 50_000, 1_000, None),
         ("scalar", work.scalar, 50_000, 1_000, 1.5),
         ("scalar with step=", work.scalar_step, 50_000, 1_000, 1.5),
         ("dict of 20", work.mapping, 5_000, 500, 15),
