@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from metrana_async.columns.spans import EpisodeSpans
 from metrana_async.wire.model import FloatArray, Int64Array, StepMode
 
 ScalarItem = tuple[int, int, int, float]
@@ -59,7 +60,8 @@ class GridBlock:
         env_nos: int64 [M].
         value: float32 or float64 [M, T], C-contiguous, owned.
         rl_step: the training update of every point.
-        episode: None (no episodes), one for all, [M] or [M, T].
+        episode: None (no episodes), one for all, [M] or [M, T], or the runs of [M, T] (then
+            there is no mask and `env_step` is not exact).
         env_step: None under the automatic modes; EXPLICIT: int or [M] = start of each
             (env, episode) segment, [M, T] = exact.
         mask: bool [M, T], False = not a transition; None = all are.
@@ -72,7 +74,7 @@ class GridBlock:
     env_nos: Int64Array
     value: FloatArray
     rl_step: int
-    episode: int | Int64Array | None
+    episode: int | Int64Array | EpisodeSpans | None
     env_step: int | Int64Array | None
     mask: npt.NDArray[np.bool_] | None
     time_ms: int | Int64Array
@@ -86,4 +88,5 @@ class GridBlock:
     def nbytes(self) -> int:
         """Memory the block holds, roughly."""
         arrays = (self.value, self.episode, self.env_step, self.mask, self.time_ms)
-        return 300 + sum(a.nbytes for a in arrays if isinstance(a, np.ndarray))
+        kinds = (np.ndarray, EpisodeSpans)
+        return 300 + sum(a.nbytes for a in arrays if isinstance(a, kinds))

@@ -26,6 +26,7 @@ from metrana_async.columns.integers import (
     shape_of,
 )
 from metrana_async.columns.names import check_env_id, check_env_ids
+from metrana_async.columns.spans import EpisodeSpans, episode_spans
 from metrana_async.columns.values import coerce_values
 from metrana_async.errors import (
     InvalidShapeError,
@@ -48,7 +49,7 @@ class Grid:
         env_ids: M distinct ids; the same tuple object for the same ids (`EnvIdCache`).
         value: float32 or float64 [M, T], C-contiguous, owned.
         rl_step: the training update of every point.
-        episode: None, one for all, int64 [M] or [M, T].
+        episode: None, one for all, int64 [M] or [M, T], or the runs of [M, T].
         mode: how the env-step axis is fed.
         env_step: None under the automatic modes; int or [M] = starts, [M, T] = exact.
         mask: bool [M, T], owned, False = not a point; None where all cells are points.
@@ -60,7 +61,7 @@ class Grid:
     env_ids: tuple[str, ...]
     value: FloatArray
     rl_step: int
-    episode: int | Int64Array | None
+    episode: int | Int64Array | EpisodeSpans | None
     mode: StepMode
     env_step: int | Int64Array | None
     mask: BoolArray | None
@@ -176,8 +177,8 @@ def grid_columns(
     array = shape.grid(values.array)
     kept = None if values.mask is None else shape.grid(values.mask)
     count = array.size if kept is None else int(np.count_nonzero(kept))
-    episodes = None if episode is None else _broadcast(episode, "episode", shape, kept)
     steps = None if env_step is None else _broadcast(env_step, "env_step", shape, kept)
+    episodes = _episodes(episode, shape, kept, are_steps_exact=np.ndim(steps) == 2)  # type: ignore[arg-type]  # None has no dimensions
     times = now_ms if timestamp is None else _broadcast(timestamp, "timestamp", shape, kept)
     if steps is not None and count:
         _check_last_step(steps, episodes, kept, array.shape)
@@ -284,9 +285,28 @@ def _broadcast(x: Any, what: str, shape: _Shape, kept: BoolArray | None) -> int 
     return array.reshape(shape.m, shape.t)
 
 
+def _episodes(
+    episode: Any, shape: _Shape, kept: BoolArray | None, *, are_steps_exact: bool
+) -> int | Int64Array | EpisodeSpans | None:
+    """One episode, [M] or [M, T]; a whole integer grid as its runs, where those say enough."""
+    if episode is None:
+        return None
+    if (
+        type(episode) is np.ndarray
+        and episode.ndim == 2
+        and episode.dtype.kind in "iu"
+        and episode.size
+        and kept is None
+        and not are_steps_exact
+        and shape.fits_points(episode.shape)
+    ):
+        return episode_spans(episode.T if shape.is_time_major else episode, "episode")
+    return _broadcast(episode, "episode", shape, kept)
+
+
 def _check_last_step(
     steps: int | Int64Array,
-    episodes: int | Int64Array | None,
+    episodes: int | Int64Array | EpisodeSpans | None,
     kept: BoolArray | None,
     shape: tuple[int, ...],
 ) -> None:
@@ -301,6 +321,8 @@ def _check_last_step(
     cells = np.ones(shape, dtype=bool) if kept is None else kept
     row = np.broadcast_to(np.arange(m)[:, None], shape)[cells]
     start = np.broadcast_to(np.reshape(steps, (-1, 1)), shape)[cells]
+    if isinstance(episodes, EpisodeSpans):
+        episodes = episodes.as_grid(shape)
     number = np.zeros(1, np.int64) if episodes is None else np.asarray(episodes)
     number = number if number.ndim == 2 else number.reshape(-1, 1)
     unit = np.stack([row, np.broadcast_to(number, shape)[cells]])

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from metrana_async.columns.blocks import GridBlock
+from metrana_async.columns.spans import EpisodeSpans
 from metrana_async.wire.model import NO_EPISODE, FloatArray, Int64Array, StepMode
 from metrana_async.writers.numbering import MinorNumbering
 
@@ -51,8 +52,10 @@ class _Cells:
         flat = grid.reshape(-1)
         return flat if self.kept is None else flat[self.kept]
 
-    def at_segments(self, x: int | Int64Array) -> Int64Array:
+    def at_segments(self, x: int | Int64Array | EpisodeSpans) -> Int64Array:
         """An int, [M] or [M, T] column as one element per segment: that of its first point."""
+        if isinstance(x, EpisodeSpans):
+            return x.episode  # the segments were cut along these runs
         if not isinstance(x, np.ndarray):
             return np.full(len(self.row), x, dtype=np.int64)
         if x.ndim == 1:
@@ -77,7 +80,10 @@ def cut_segments(blocks: Sequence[GridBlock], numbering: MinorNumbering) -> list
 
 def _has_plain_rows(block: GridBlock) -> bool:
     return block.mask is None and not (
-        _is_grid(block.episode) or _is_grid(block.env_step) or _is_grid(block.time_ms)
+        isinstance(block.episode, EpisodeSpans)
+        or _is_grid(block.episode)
+        or _is_grid(block.env_step)
+        or _is_grid(block.time_ms)
     )
 
 
@@ -141,6 +147,11 @@ def _cut_grid(block: GridBlock, numbering: MinorNumbering) -> SegmentColumns:
 
 def _cut(block: GridBlock) -> _Cells:
     m, t = block.value.shape
+    if isinstance(block.episode, EpisodeSpans):
+        assert block.mask is None
+        assert not _is_grid(block.env_step)
+        first = block.episode.first
+        return _Cells(first // t, first, np.diff(first, append=m * t), None, m * t)
     per_point = [x for x in (block.episode, block.env_step) if _is_grid(x)]
     if block.mask is None and not per_point:
         rows = np.arange(m, dtype=np.int64)
