@@ -26,19 +26,23 @@ class Record:
     """The demo's own memory of what it logged, to hold against what is read back."""
 
     loss: list[float] = field(default_factory=list)
-    rewards: dict[tuple[str, int], list[float]] = field(default_factory=dict)
-    returns: dict[tuple[str, int], float] = field(default_factory=dict)
+    entropy: list[float] = field(default_factory=list)
+    # By env_id and episode: (rl_step, value) of every env step, and of the episode's return.
+    rewards: dict[tuple[str, int], list[tuple[int, float]]] = field(default_factory=dict)
+    returns: dict[tuple[str, int], tuple[int, float]] = field(default_factory=dict)
 
     def add(self, update: Update) -> None:
         """Remember one update as a reader should see it."""
         self.loss.append(float(np.float32(update.loss)))
+        self.entropy.append(float(np.float32(update.entropy)))
         for m, env_id in enumerate(ENV_IDS):
             kept = update.mask[:, m]
             rows = zip(update.episodes[kept, m], update.rewards[kept, m], strict=True)
             for episode, reward in rows:
-                self.rewards.setdefault((env_id, int(episode)), []).append(float(reward))
+                row = (update.rl_step, float(reward))
+                self.rewards.setdefault((env_id, int(episode)), []).append(row)
         ended = zip(update.ended_env, update.ended_episode, update.ended_return, strict=True)
-        self.returns.update({(ENV_IDS[e], int(k)): float(r) for e, k, r in ended})
+        self.returns.update({(ENV_IDS[e], int(k)): (update.rl_step, float(r)) for e, k, r in ended})
 
 
 async def log_async(seconds: float, seed: int) -> tuple[str, Record]:
@@ -97,28 +101,36 @@ def log_sync(seconds: float, seed: int) -> tuple[str, Record]:
 def differences(client: metrana_sync_shim.QueryClient, run: str, record: Record) -> list[str]:
     """Read the run back whole; says what differs from the record (nothing, we hope)."""
     found = []
-    loss = client.series(run, "train/loss")
-    if loss.value.tolist() != record.loss or loss.step.tolist() != list(range(len(record.loss))):
-        found.append("train/loss differs")
+    for metric, logged_values in (("train/loss", record.loss), ("train/entropy", record.entropy)):
+        read = client.series(run, metric)
+        steps = list(range(len(logged_values)))
+        if read.value.tolist() != logged_values or read.step.tolist() != steps:
+            found.append(f"{metric} differs")
     for env_id in ENV_IDS:
-        steps = client.env_series(run, "reward", env_id=env_id)
-        for episode in np.unique(steps.episode).tolist():
-            rows = steps.episode == episode
-            logged = record.rewards.get((env_id, episode))
-            counted = steps.env_step[rows].tolist() == list(range(int(rows.sum())))
-            if steps.value[rows].tolist() != logged or not counted:
+        reward = client.env_series(run, "reward", env_id=env_id)
+        read_episodes = np.unique(reward.episode).tolist()
+        for episode in read_episodes:
+            rows = reward.episode == episode
+            read_rows = _pairs(reward.rl_step[rows], reward.value[rows])
+            counted = reward.env_step[rows].tolist() == list(range(int(rows.sum())))
+            if read_rows != record.rewards.get((env_id, episode)) or not counted:
                 found.append(f"reward of {env_id}, episode {episode} differs")
-        episodes = sum(1 for env, _ in record.rewards if env == env_id)
-        if len(np.unique(steps.episode)) != episodes:
-            found.append(f"reward of {env_id} has {len(np.unique(steps.episode))} episodes")
+        logged_episodes = sum(1 for env, _ in record.rewards if env == env_id)
+        if len(read_episodes) != logged_episodes:
+            found.append(
+                f"reward of {env_id} has {len(read_episodes)} episodes, {logged_episodes} logged"
+            )
         returns = client.episode_series(run, "episode_return", env_id=env_id)
-        logged_returns = {k: r for (env, k), r in record.returns.items() if env == env_id}
-        if (
-            dict(zip(returns.episode.tolist(), returns.value.tolist(), strict=True))
-            != logged_returns
-        ):
+        read_returns = dict(
+            zip(returns.episode.tolist(), _pairs(returns.rl_step, returns.value), strict=True)
+        )
+        if read_returns != {k: row for (env, k), row in record.returns.items() if env == env_id}:
             found.append(f"episode_return of {env_id} differs")
     return found
+
+
+def _pairs(rl_step: np.ndarray, value: np.ndarray) -> list[tuple[int, float]]:
+    return list(zip(rl_step.tolist(), value.tolist(), strict=True))
 
 
 def main() -> int:
@@ -140,7 +152,7 @@ def main() -> int:
             points = (
                 sum(map(len, record.rewards.values())) + 2 * len(record.loss) + len(record.returns)
             )
-            returns = list(record.returns.values())
+            returns = [value for _, value in record.returns.values()]
             sys.stdout.write(
                 f"{surface:18} {name:22} {points:8,} {len(record.returns):8,} "
                 f"{np.mean(returns[:50]):13.1f} {np.mean(returns[-50:]):12.1f}  "
@@ -150,7 +162,8 @@ def main() -> int:
         sys.stdout.write(f"  {problem}\n")
     look = f"QueryClient(project='{PROJECT}').series('{runs[-1][1]}', 'train/loss').value[-5:]"
     sys.stdout.write(
-        f'\nlook again:\n  python -c "from metrana_sync_shim import QueryClient; print({look})"\n'
+        "\nthe last five losses, from any directory:\n"
+        f'  {sys.executable} -c "from metrana_sync_shim import QueryClient; print({look})"\n'
     )
     return 1 if problems else 0
 
