@@ -70,17 +70,17 @@ def split_load(load: Load, target_bytes: int = limits.BATCH_TARGET_BYTES) -> Ite
             _put_points(part, _slice_points(table, at, at + n), n * row_bytes)
             at += n
     for segments in load.segments:
-        rest: SegmentTable | None = segments
-        while rest is not None and rest.points_count:
+        cutter = _SegmentCutter(segments)
+        while not cutter.is_done:
             room = target_bytes - part.nbytes - _TABLE_BYTES
-            n = _points_that_fit(rest, room, limits.BATCH_POINTS - part.points_count)
+            n = cutter.points_that_fit(room, limits.BATCH_POINTS - part.points_count)
             if n < 1 and not part.is_empty():
                 yield part
                 part = Part()
                 continue
-            head, rest = _cut_segments(rest, max(1, n))
+            head, nbytes = cutter.take(max(1, n))
             part.segments.append(head)
-            part.nbytes += _TABLE_BYTES + _segments_bytes(head)
+            part.nbytes += _TABLE_BYTES + nbytes
             part.points_count += head.points_count
     if not part.is_empty():
         yield part
@@ -115,59 +115,63 @@ def _point_bytes(table: SegmentTable) -> int:
     return int(table.value.itemsize) + (0 if table.point_time_ms is None else 8)
 
 
-def _segments_bytes(table: SegmentTable) -> int:
-    return len(table.count) * _SEGMENT_BYTES + table.points_count * _point_bytes(table)
+class _SegmentCutter:
+    """Takes points off the front of a segment table; what is summed up is summed up once."""
 
+    def __init__(self, table: SegmentTable) -> None:
+        self._table = table
+        self._point_bytes = _point_bytes(table)
+        self._ends = np.cumsum(table.count)
+        # Bytes of everything up to and with each segment.
+        places = np.arange(1, len(self._ends) + 1, dtype=np.int64)
+        self._costs = self._ends * self._point_bytes + places * _SEGMENT_BYTES
+        self._at = 0
 
-def _points_that_fit(table: SegmentTable, room_bytes: int, room_points: int) -> int:
-    """Most leading points whose values and segments cost at most `room_bytes`."""
-    if _segments_bytes(table) <= room_bytes and table.points_count <= room_points:
-        return table.points_count
-    point_bytes = _point_bytes(table)
-    ends = np.cumsum(table.count)
-    costs = ends * point_bytes + np.arange(1, len(ends) + 1) * _SEGMENT_BYTES
-    whole = int(np.searchsorted(costs, room_bytes, side="right"))
-    done_points = int(ends[whole - 1]) if whole else 0
-    done_bytes = int(costs[whole - 1]) if whole else 0
-    inside = max(0, (room_bytes - done_bytes - _SEGMENT_BYTES) // point_bytes)
-    return min(done_points + inside, table.points_count, room_points)
+    @property
+    def is_done(self) -> bool:
+        """True when every point was taken."""
+        return self._at >= self._table.points_count
 
+    def _segment_of(self, point: int) -> int:
+        """The segment that holds the point."""
+        return int(np.searchsorted(self._ends, point, side="right"))
 
-def _cut_segments(table: SegmentTable, n: int) -> tuple[SegmentTable, SegmentTable | None]:
-    """The first n points, and the others (None when there are none)."""
-    if n >= table.points_count:
-        return table, None
-    ends = np.cumsum(table.count)
-    last = int(np.searchsorted(ends, n, side="left"))
-    taken = n - (int(ends[last - 1]) if last else 0)
-    is_inside = taken < int(table.count[last])
-    head_count = table.count[: last + 1].copy()
-    head_count[last] = taken
-    first = last if is_inside else last + 1
-    tail_start, tail_count = table.start[first:].copy(), table.count[first:].copy()
-    if is_inside:
-        tail_start[0] += taken
-        tail_count[0] -= taken
-    head = replace(
-        table,
-        env=table.env[: last + 1],
-        episode=table.episode[: last + 1],
-        rl_step=table.rl_step[: last + 1],
-        start=table.start[: last + 1],
-        count=head_count,
-        time_ms=table.time_ms[: last + 1],
-        value=table.value[:n],
-        point_time_ms=None if table.point_time_ms is None else table.point_time_ms[:n],
-    )
-    tail = replace(
-        table,
-        env=table.env[first:],
-        episode=table.episode[first:],
-        rl_step=table.rl_step[first:],
-        start=tail_start,
-        count=tail_count,
-        time_ms=table.time_ms[first:],
-        value=table.value[n:],
-        point_time_ms=None if table.point_time_ms is None else table.point_time_ms[n:],
-    )
-    return head, tail
+    def points_that_fit(self, room_bytes: int, room_points: int) -> int:
+        """Most next points whose values and segments cost at most `room_bytes`."""
+        left = self._table.points_count - self._at
+        first = self._segment_of(self._at)
+        # What is spent already: whole segments before, and the taken points of a cut one.
+        spent = first * _SEGMENT_BYTES + self._at * self._point_bytes
+        whole = int(np.searchsorted(self._costs, spent + room_bytes, side="right"))
+        if whole <= first:
+            reached, paid = self._at, 0
+        else:
+            reached, paid = int(self._ends[whole - 1]), int(self._costs[whole - 1]) - spent
+        inside = max(0, (room_bytes - paid - _SEGMENT_BYTES) // self._point_bytes)
+        return min(reached - self._at + inside, left, room_points)
+
+    def take(self, n: int) -> tuple[SegmentTable, int]:
+        """The next n points as a table of their own, and what they cost."""
+        table, start_at, stop_at = self._table, self._at, self._at + n
+        self._at = stop_at
+        if start_at == 0 and stop_at == table.points_count:
+            return table, int(self._costs[-1])
+        first, last = self._segment_of(start_at), self._segment_of(stop_at - 1)
+        rows, cells = slice(first, last + 1), slice(start_at, stop_at)
+        start, count = table.start[rows].copy(), table.count[rows].copy()
+        cut_off = start_at - (int(self._ends[first - 1]) if first else 0)
+        start[0] += cut_off
+        count[0] -= cut_off
+        count[-1] -= int(self._ends[last]) - stop_at
+        head = replace(
+            table,
+            env=table.env[rows],
+            episode=table.episode[rows],
+            rl_step=table.rl_step[rows],
+            start=start,
+            count=count,
+            time_ms=table.time_ms[rows],
+            value=table.value[cells],
+            point_time_ms=None if table.point_time_ms is None else table.point_time_ms[cells],
+        )
+        return head, len(count) * _SEGMENT_BYTES + n * self._point_bytes

@@ -84,6 +84,53 @@ class MinorNumbering:
         self._advance(series_no, rl_step, (env, episode, start + count), latest)
         return start
 
+    def starts_of_calls(
+        self,
+        series_no: int,
+        rl_steps: Int64Array,
+        env: Int64Array,
+        episode: Int64Array,
+        counts: Int64Array,
+    ) -> Int64Array | None:
+        """Take positions for K calls over the same M environments, as `starts` call by call.
+
+        Answers None, having taken nothing, where an environment's episode falls or may return:
+        then the calls must be numbered one by one.
+
+        Args:
+            series_no: the series.
+            rl_steps: int64 [K]; each differs from the one before it.
+            env: int64 [M], distinct env_nos.
+            episode: int64 [K, M].
+            counts: int64 [K], points of each environment in each call.
+
+        Returns:
+            int64 [K, M], the first position of each (call, environment).
+        """
+        latest = self._latest.setdefault(series_no, _LatestUnits())
+        latest.reserve(int(env.max()) + 1)
+        is_same = episode[1:] == episode[:-1]
+        # An episode above all that its environment ever had is new, so it begins at 0.
+        is_new = (episode[1:] > episode[:-1]) & (episode[1:] > latest.highest[env])
+        if not (is_same | is_new).all():
+            return None
+        start = np.zeros(episode.shape, dtype=np.int64)
+        start[0] = self.starts(
+            series_no, int(rl_steps[0]), env, episode[0], np.full(len(env), counts[0])
+        )
+        # Behind the first call every unit is new or under another rl_step: all begin at 0.
+        following = start + counts[:, None]
+        if not is_same.all():
+            call, at = np.nonzero(~is_same)
+            self._displace(
+                series_no, env[at], episode[call, at], rl_steps[call].tolist(), following[call, at]
+            )
+            latest.highest[env] = np.maximum(latest.highest[env], episode[-1])
+        latest.episode[env] = episode[-1]
+        latest.rl_step[env] = rl_steps[-1]
+        latest.following[env] = following[-1]
+        return start
+
     def _advance(
         self,
         series_no: int,

@@ -66,9 +66,77 @@ class _Cells:
 def cut_segments(blocks: Sequence[GridBlock], numbering: MinorNumbering) -> list[SegmentColumns]:
     """Cut the grids of one series and mode, in call order; each has at least one point.
 
-    Consecutive grids of one rl_step whose rows are one segment each are cut together: a loop that
-    logs one environment, or one env step, a call costs little more than one that logs grids.
+    Consecutive grids whose rows are one segment each are cut together where they are of one
+    rl_step (a loop that logs one environment a call) or of the same environments (a loop that
+    logs one env step of all): such loops cost little more than whole rollouts.
     """
+    cut: list[SegmentColumns] = []
+    rest_from = at = 0
+    while at < len(blocks):
+        end = _end_of_calls(blocks, at)
+        if end - at > 1:
+            # What lies before is numbered before.
+            cut += _cut_apart(blocks[rest_from:at], numbering)
+            calls = blocks[at:end]
+            together = _cut_calls(calls, numbering)
+            cut += _cut_apart(calls, numbering) if together is None else [together]
+            rest_from = end
+        at = end
+    return cut + _cut_apart(blocks[rest_from:], numbering)
+
+
+def _end_of_calls(blocks: Sequence[GridBlock], at: int) -> int:
+    """Where the run of plain automatic grids of the same environments ends that starts at `at`.
+
+    Within the run each grid is of another rl_step than the one before it.
+    """
+    first, end = blocks[at], at + 1
+    if first.mode is StepMode.EXPLICIT or not _has_plain_rows(first):
+        return end
+    while end < len(blocks):
+        block = blocks[end]
+        if (
+            block.env_nos is not first.env_nos
+            or block.rl_step == blocks[end - 1].rl_step
+            or not _has_plain_rows(block)
+        ):
+            break
+        end += 1
+    return end
+
+
+def _cut_calls(blocks: Sequence[GridBlock], numbering: MinorNumbering) -> SegmentColumns | None:
+    """Cut K grids of the same M environments at once; None where an episode may come back."""
+    env, calls = blocks[0].env_nos, len(blocks)
+    m = len(env)
+
+    def per_call(name: str) -> Int64Array:
+        """[K, M] of an int or [M] column."""
+        columns = [getattr(block, name) for block in blocks]
+        if any(isinstance(column, np.ndarray) for column in columns):
+            return np.stack([np.broadcast_to(column, m) for column in columns])
+        return np.repeat(np.array(columns, dtype=np.int64), m).reshape(calls, m)
+
+    rl_steps = np.array([block.rl_step for block in blocks], dtype=np.int64)
+    counts = np.array([block.value.shape[1] for block in blocks], dtype=np.int64)
+    is_episodic = blocks[0].episode is not None
+    episode = per_call("episode") if is_episodic else np.full((calls, m), NO_EPISODE, np.int64)
+    start = numbering.starts_of_calls(blocks[0].series_no, rl_steps, env, episode, counts)
+    if start is None:
+        return None
+    return SegmentColumns(
+        np.tile(env, calls),
+        episode.reshape(-1),
+        np.repeat(rl_steps, m),
+        start.reshape(-1),
+        np.repeat(counts, m),
+        per_call("time_ms").reshape(-1),
+        np.concatenate([block.value.reshape(-1) for block in blocks]),
+        None,
+    )
+
+
+def _cut_apart(blocks: Sequence[GridBlock], numbering: MinorNumbering) -> list[SegmentColumns]:
     cut: list[SegmentColumns] = []
     for (_, is_plain), run in groupby(blocks, key=lambda b: (b.rl_step, _has_plain_rows(b))):
         if is_plain:
