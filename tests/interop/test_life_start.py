@@ -111,14 +111,15 @@ def test_an_idle_server_goes_and_the_next_init_starts_another(home):
 
 def test_the_servers_program_may_go_and_its_group_be_interrupted(home):
     """The server survives the program that started it, and a Ctrl-C of its terminal."""
+    code = """if True:
+        import metrana_sync_shim as metrana, sys
+        metrana.init(project_name='life', run_name='run', quiet=True).log('loss', 1.0)
+        metrana.flush()
+        print('up', flush=True)
+        sys.stdin.read()
+    """
     program = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            "import metrana_sync_shim as m, sys\n"
-            "m.init(project_name='life', run_name='run', quiet=True).log('loss', 1.0)\n"
-            "m.flush()\nprint('up', flush=True)\nsys.stdin.read()",
-        ],
+        [sys.executable, "-c", code],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
