@@ -1,14 +1,17 @@
 """Leaving: normal exit, unhandled exceptions and SIGTERM. Never replaces a user's handler.
 
-`threading._register_atexit` runs before the interpreter tears anything down, while the engine
-thread still works; `atexit` is the fallback where that hook does not exist. Both start the farewell
-once, with the exit budget as deadline.
+`threading._register_atexit` runs when the main thread is through, before the interpreter tears
+anything down. Non-daemon threads may go on logging then, so the farewell is said by a thread that
+waits for the last of them (`atexit` would come after them too, but not in a `multiprocessing`
+child). `atexit` is the fallback where that hook does not exist or was interrupted. The farewell is
+said once, with the exit budget as deadline.
 """
 
 from __future__ import annotations
 
 import atexit
 import concurrent.futures
+import contextlib
 import os
 import signal
 import sys
@@ -29,6 +32,7 @@ SIGTERM_BUDGET_S: Final = 2.0
 _GRACE_S: Final = 0.5
 _HANDLER_SLICE_S: Final = 0.25
 _HANDLER_PAUSE_S: Final = 0.01
+_WAITING_NAME: Final = "metrana-farewell"
 
 _INTERRUPTS: Final = ("KeyboardInterrupt", "SystemExit", "CancelledError", "GeneratorExit")
 
@@ -58,12 +62,33 @@ def install(farewell: Farewell) -> None:
     register = getattr(threading, "_register_atexit", None)
     if register is not None:
         try:
-            register(_say_farewell)
+            register(_main_is_over)
         except RuntimeError:
             # The interpreter is already on its way out; atexit below still runs.
             register = None
     atexit.register(_say_farewell)
     _install_sigterm()
+
+
+def _main_is_over() -> None:
+    if not _others():
+        _say_farewell()
+        return
+    # atexit says it where no thread can be started any more.
+    with contextlib.suppress(RuntimeError):
+        threading.Thread(target=_wait_for_others, name=_WAITING_NAME, daemon=False).start()
+
+
+def _wait_for_others() -> None:
+    while others := _others():
+        others[0].join()
+    _say_farewell()
+
+
+def _others() -> list[threading.Thread]:
+    """The threads that the interpreter waits for before it ends."""
+    own = (threading.main_thread(), threading.current_thread())
+    return [t for t in threading.enumerate() if not t.daemon and t not in own]
 
 
 def _say_farewell() -> None:
