@@ -208,7 +208,7 @@ def test_an_exception_in_a_with_block_is_the_runs_end(place):
 
 
 def test_an_atexit_function_of_the_program_may_still_log(place):
-    """What the program's own exit functions log is refused with words or stored: never lost mute."""
+    """What a program's own exit functions log is refused with words, or stored."""
     done = place.script(
         "import atexit\n"
         + START
