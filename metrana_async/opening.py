@@ -38,6 +38,8 @@ _ATTEMPT_TIMEOUT_S: Final = 30.0
 _RunKey = tuple[str, str, str, str]
 
 _writers: dict[_RunKey, Writer] = {}
+# Also those that take nothing any more but have not left: the end of the process waits for them.
+_present: list[Writer] = []
 _opening: asyncio.Lock | None = None
 
 
@@ -73,6 +75,7 @@ async def _open(settings: Settings, transport: Transport | None) -> Writer:
     async with _opening:
         for key in [key for key, writer in _writers.items() if not writer.is_open]:
             del _writers[key]
+        _present[:] = [writer for writer in _present if not writer.has_left]
         if settings.is_disabled:
             writer = _disabled(settings)
         else:
@@ -113,7 +116,11 @@ async def _join(settings: Settings, transport: Transport | None) -> Writer:
     except TransportError as error:
         await chosen.close()
         raise InitError(
-            f"no server answered at {where} within {settings.init_timeout_secs:g} s: {error}"
+            f"no server answered at {where} within {settings.init_timeout_secs:g} s: {error}",
+            hint=None
+            if settings.ingestion_url is None
+            else "check ingestion_url= (METRANA_INGESTION_URL) and that a server runs there; "
+            "without it init() starts one on this machine",
         ) from error
     except MetranaError:
         await chosen.close()
@@ -133,6 +140,7 @@ async def _join(settings: Settings, transport: Transport | None) -> Writer:
     writer.where = where
     writer.start()
     _writers[(*place, reply.run_name)] = writer
+    _present.append(writer)
     return writer
 
 
@@ -237,17 +245,20 @@ def _farewell(
 ) -> concurrent.futures.Future[None] | None:
     """Start to flush with intake still open, then to leave, within the exit budget."""
     thread = running_engine()
-    if thread is None or thread.is_own_thread or not _writers:
+    if thread is None or thread.is_own_thread or not _present:
         return None
     return thread.submit(lambda: _leave_all(budget_s, status, exception_type))
 
 
 async def _leave_all(budget_s: float, status: str, exception_type: str | None) -> None:
-    writers = [writer for writer in _writers.values() if writer.is_open]
-    await asyncio.gather(
+    writers = [writer for writer in _present if not writer.has_left]
+    ends = await asyncio.gather(
         *(_leave_one(writer, budget_s, status, exception_type) for writer in writers),
         return_exceptions=True,
     )
+    for end in ends:
+        if isinstance(end, BaseException):
+            raise end
 
 
 async def _leave_one(
@@ -263,6 +274,7 @@ async def _leave_one(
 def _forget_in_child() -> None:
     global _opening
     _writers.clear()
+    _present.clear()
     _opening = None
 
 

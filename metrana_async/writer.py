@@ -95,7 +95,7 @@ class Writer:
         self.must_look = False
         """True once every call has to go the long way: something was lost, or is over."""
         self.where = ""
-        self.close_info: CloseInfo | None = None
+        self._closing: asyncio.Task[CloseInfo] | None = None
         self.handles_count = 0
         self._request = request
         self._generation = reply.generation
@@ -139,6 +139,11 @@ class Writer:
     def is_open(self) -> bool:
         """False once nothing more is taken."""
         return self.inbox.failure is None
+
+    @property
+    def has_left(self) -> bool:
+        """True once it was closed: nothing is left to do."""
+        return self._closing is not None and self._closing.done()
 
     def start(self) -> None:
         """Start the tasks. Engine loop."""
@@ -366,9 +371,27 @@ class Writer:
         """Refuse new calls, flush, leave the run, release everything. Idempotent.
 
         Takes at most `timeout_s` and a little; what is not stored by then is counted lost.
+        A call that finds another at it waits for that one's result.
+
+        Raises:
+            WaitTimeoutError: that other call has more time and has not ended after `timeout_s`.
         """
-        if self.close_info is not None:
-            return self.close_info
+        if self._closing is None:
+            leaving = self._close(
+                timeout_s, is_run_over=is_run_over, status=status, exception_type=exception_type
+            )
+            self._closing = asyncio.get_running_loop().create_task(leaving)
+            return await asyncio.shield(self._closing)
+        await asyncio.wait({self._closing}, timeout=timeout_s)
+        if not self._closing.done():
+            raise WaitTimeoutError(
+                f"run {self.run_name!r} is still being closed by an earlier call"
+            )
+        return self._closing.result()
+
+    async def _close(
+        self, timeout_s: float, *, is_run_over: bool, status: str, exception_type: str | None
+    ) -> CloseInfo:
         deadline_s = self._clock.monotonic_s() + timeout_s
         self._stop_shortcuts()
         self.inbox.stop(RunClosedError(f"run {self.run_name!r} was closed in this process"))
@@ -390,10 +413,7 @@ class Writer:
             await self._leave(leave, left_s)
         await self._supervisor.stop()
         await self._transport.close()
-        self.close_info = CloseInfo(
-            self.run_name, status, self.statistics(), dict(self.notices.counts)
-        )
-        return self.close_info
+        return CloseInfo(self.run_name, status, self.statistics(), dict(self.notices.counts))
 
     def _give_up(self) -> None:
         """Count what is still here as lost: the process will not try any more."""

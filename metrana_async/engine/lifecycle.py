@@ -102,7 +102,7 @@ def _say_farewell() -> None:
     if leaving is None:
         return
     done, _ = concurrent.futures.wait([leaving], EXIT_BUDGET_S + _GRACE_S)
-    if not done:
+    if not done or leaving.exception() is not None:
         sys.stderr.write(f"metrana: not everything was stored within {EXIT_BUDGET_S:g} s\n")
 
 

@@ -228,3 +228,23 @@ def test_an_atexit_function_of_the_program_may_still_log(place):
     told = done.stdout.strip()
     assert end_of(place)[2] == ([1.0, 2.0] if told == "True" else [1.0])
     assert told in ("True", "RunClosedError")
+
+
+def test_ctrl_c_during_close_does_not_cut_it_short(place):
+    """A close that was interrupted goes on; the end of the program waits for it."""
+    done = place.script(
+        START
+        + textwrap.dedent("""
+        import signal, threading
+        for k in range(300_000):
+            run.log("m", 1.0)
+        main = threading.get_ident()
+        threading.Timer(0.01, signal.pthread_kill, (main, signal.SIGINT)).start()
+        try:
+            run.close()
+        except KeyboardInterrupt:
+            print("interrupted")
+    """)
+    )
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "interrupted\n")
+    assert len(end_of(place)[2]) == 300_000

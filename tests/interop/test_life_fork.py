@@ -154,12 +154,11 @@ if __name__ == "__main__":
     run.log("parent", 2.0)
 """
     )
-    run(
-        place,
-        f"sys.argv = [{str(script)!r}]\nimport runpy; runpy.run_path({str(script)!r}, run_name='__main__')"
-        if method == "fork"
-        else f"import subprocess; sys.exit(subprocess.run([sys.executable, {str(script)!r}]).returncode)",
-    )
+    done = place.script(f"""
+        import subprocess
+        sys.exit(subprocess.run([sys.executable, {str(script)!r}]).returncode)
+    """)
+    assert (done.returncode, done.stderr) == (0, "")
     assert place.points("worker") == [(n, float(n)) for n in range(5)]
     assert values(place, "parent") == [1.0, 2.0]
     for n in range(5):
