@@ -23,8 +23,10 @@ from metrana_async.server.ingest.cursors import EpisodeCursors, RunCursors
 from metrana_async.server.ingest.notices import tell
 from metrana_async.server.ingest.rules.env_steps import EnvCursors, StoredSegments
 from metrana_async.server.ingest.rules.points import (
+    NOTHING,
     BoolArray,
     RowsVerdict,
+    has_no_numbers_left,
     judge_merge,
     judge_ordered,
 )
@@ -89,21 +91,46 @@ class BatchJudge:
     def _check_numbers_left(
         self, batch: Batch, dictionary: SeriesDictionary, envs: Int64Array
     ) -> None:
-        for table in batch.points:
-            if not (table.step == AUTOMATIC).any():
+        """Refuse automatic numbers beyond the largest step.
+
+        One axis near its end says nothing about the others: where anything in the batch is, each
+        axis is counted by itself.
+        """
+        tables = [table for table in batch.points if len(table.step)]
+        if not any((table.step == AUTOMATIC).any() for table in tables):
+            return
+        for is_env in (False, True):
+            axes = [
+                self._axes(table, dictionary, envs)
+                for table in tables
+                if (table.env is not None) == is_env
+            ]
+            if not axes:
                 continue
-            highest = int(table.step.max())
-            indexes = dictionary.index[table.series]
-            known = indexes[indexes >= 0]
-            if table.env is None:
-                highest = max(highest, int(self.cursors.standard.max_step[known].max(initial=-1)))
-            else:
-                for index in np.unique(known).tolist():
-                    steps = self.cursors.episodes[index].points.max_step
-                    rows = envs[table.env]
-                    highest = max(highest, int(steps[rows[rows < len(steps)]].max(initial=-1)))
-            if highest > limits.STEP_MAX - batch.points_count:
-                raise ProtocolError(f"automatic numbers behind {highest} would pass 2**63-1")
+            key, step, before = (np.concatenate(column) for column in zip(*axes, strict=True))
+            top = max(int(step.max(initial=NOTHING)), int(before.max(initial=NOTHING)))
+            if top > limits.STEP_MAX - batch.points_count and has_no_numbers_left(
+                key, step, before
+            ):
+                raise ProtocolError("automatic numbers would pass 2**63-1")
+
+    def _axes(
+        self, table: PointTable, dictionary: SeriesDictionary, envs: Int64Array
+    ) -> tuple[Int64Array, Int64Array, Int64Array]:
+        """Axis (as one number), step and highest stored step of the rows that will be judged."""
+        index, step = dictionary.index[table.series], table.step
+        is_judged = index != CONFLICTING
+        rows = None if is_judged.all() else np.flatnonzero(is_judged).astype(np.int64, copy=False)
+        index, step = _pick(index, rows), _pick(step, rows)
+        if table.env is None:
+            return index, step, self.cursors.standard.max_step[index]
+        env_no = envs[_pick(table.env, rows)]
+        before = np.full(len(index), NOTHING, np.int64)
+        for one in np.unique(index).tolist():
+            known = self.cursors.episodes[one].points.max_step
+            mine = (index == one) & (env_no < len(known))
+            before[mine] = known[env_no[mine]]
+        return index * (int(envs.max()) + 1) + env_no, step, before
 
     # --- STANDARD and EPISODE ----------------------------------------------------------------
     def _judge_points(

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from metrana_async.server.ingest.rules.verdict import Telling, Verdict, Writers
+from metrana_async.wire import limits
 from metrana_async.wire.acks import Outcome
 from metrana_async.wire.model import AUTOMATIC, Int64Array
 
@@ -130,6 +131,23 @@ def judge_ordered(
         verdict.count(Outcome.STORED, stored_count)
         verdict.count(Outcome.SUPERSEDED, len(keys) - stored_count)
     return verdict
+
+
+def has_no_numbers_left(keys: Int64Array, steps: Int64Array, before: Int64Array) -> bool:
+    """True when an automatic row of any key would be numbered beyond 2**63-1.
+
+    `keys` and `steps` as for `judge_ordered`; `before` [n] is the highest stored step of the row's
+    key. A number grows by one with every automatic row behind the step it counts from.
+    """
+    is_auto = steps == AUTOMATIC
+    order = np.argsort(keys, kind="stable")
+    key, auto = keys[order], is_auto[order]
+    is_end = np.append(key[1:] != key[:-1], True)
+    ends = np.flatnonzero(is_end)
+    running = np.cumsum(auto, dtype=np.int64)
+    behind = np.repeat(running[ends], np.diff(ends, prepend=-1)) - running + auto
+    base = np.where(is_auto, before, steps)[order]
+    return bool(((behind > 0) & (base > limits.STEP_MAX - behind)).any())
 
 
 def _distinct(numbers: Int64Array) -> list[int]:

@@ -5,7 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from metrana_async.server.ingest.rules.points import PointCursors, judge_ordered
+from metrana_async.server.ingest.rules.points import (
+    PointCursors,
+    has_no_numbers_left,
+    judge_ordered,
+)
 from metrana_async.server.ingest.rules.verdict import Writers
 from metrana_async.wire.acks import Outcome
 from tests.unit.server.ingest.helpers import i64
@@ -48,6 +52,29 @@ def test_numbers_near_the_largest_step_do_not_overflow(cursors) -> None:
     top = 2**63 - 1
     verdict = judge(cursors, [0, 1, 0, 1], [top - 2, 3, -1, -1])
     assert verdict.step.tolist() == [top - 2, 3, top - 1, 4]
+
+
+@pytest.mark.parametrize(
+    ("steps", "is_out"),
+    [
+        ([2**63 - 1, 4, -1], False),
+        ([-1, 2**63 - 1], False),
+        ([2**63 - 1, -1], True),
+        ([2**63 - 3, -1, -1], False),
+        ([2**63 - 3, -1, -1, -1], True),
+    ],
+)
+def test_numbers_run_out_axis_by_axis(steps, is_out) -> None:
+    """Only automatic rows behind a step count from it, and only those of its own key."""
+    keys = [0, 1, 1] if steps[1] == 4 else [0] * len(steps)
+    assert has_no_numbers_left(i64(keys), i64(steps), i64([-1] * len(steps))) is is_out
+
+
+def test_numbers_run_out_behind_what_is_stored() -> None:
+    """The highest stored step counts as a step before the first row."""
+    top = 2**63 - 1
+    assert not has_no_numbers_left(i64([0, 0]), i64([-1, -1]), i64([top - 2, top - 2]))
+    assert has_no_numbers_left(i64([0, 0]), i64([-1, -1]), i64([top - 1, top - 1]))
 
 
 def test_a_repeated_step_replaces_and_warns_once_with_its_count(cursors) -> None:

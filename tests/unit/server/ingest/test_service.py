@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -254,6 +256,16 @@ def test_numbers_that_would_pass_the_largest_step_are_rejected(make_writer, stor
     assert reply.status is BatchStatus.REJECTED
     assert "2**63-1" in reply.reason
     assert values_of(store) == [(2**63 - 1, 1.0)]
+
+
+def test_a_series_at_its_end_costs_the_others_of_its_batch_nothing(make_writer, store) -> None:
+    """An explicit 2**63-1 beside automatic points of another series: all of them are stored."""
+    writer = make_writer(series=(standard(), standard("top")))
+    table = rows([None, 2**63 - 1, None], [1.0, 2.0, 3.0])
+    reply = writer.send(replace(table, series=i64([0, 1, 0]))).replies[0]
+    assert reply.status is BatchStatus.STORED
+    found = store.read_points(1)
+    assert (found.step.tolist(), found.value.tolist()) == ([0, 1], [1.0, 3.0])
 
 
 def test_a_late_explicit_segment_fills_free_steps_only(make_writer, store) -> None:
