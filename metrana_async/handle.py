@@ -7,12 +7,14 @@ them in its thread.
 from __future__ import annotations
 
 import concurrent.futures
+import numbers
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 from metrana_async.columns.names import check_env_id, check_labels, check_metric_name, check_scale
 from metrana_async.engine import lifecycle
 from metrana_async.engine.loop_thread import engine
+from metrana_async.errors import InvalidTypeError
 from metrana_async.front import Front
 from metrana_async.settings import Settings
 from metrana_async.statistics import CloseInfo, Statistics
@@ -100,6 +102,7 @@ class Handle:
 
     def begin_flush(self, timeout_secs: float) -> concurrent.futures.Future[Statistics]:
         """Start a flush of everything logged so far."""
+        _check_seconds(timeout_secs, "timeout_secs")
         writer = self._front.writer
         mark = writer.inbox.appended_count
 
@@ -118,6 +121,7 @@ class Handle:
         ended_by: BaseException | None = None,
     ) -> concurrent.futures.Future[CloseInfo]:
         """Start closing; calls are refused from now on."""
+        _check_seconds(close_timeout, "close_timeout")
         front = self._front
         is_first = front.mark_closed()
         writer = front.joined_writer
@@ -149,6 +153,11 @@ class Handle:
         state = "open" if self.is_initialized() else "closed"
         place = f"{settings.workspace_name}/{settings.project_name}/{self.name}"
         return f"<Run {place} ({state})>"
+
+
+def _check_seconds(given: Any, name: str) -> None:
+    if not isinstance(given, numbers.Real):
+        raise InvalidTypeError(f"{name} is {given!r}, not a number of seconds")
 
 
 def _done(result: CloseInfo) -> concurrent.futures.Future[CloseInfo]:

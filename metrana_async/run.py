@@ -383,6 +383,13 @@ class Opening:
         self._on_open(self._run)
         return self._run
 
+    def __getattr__(self, name: str) -> Any:
+        """Say what is missing when an opening is used as if it were the run."""
+        raise AttributeError(
+            f"init() returned an opening, which has no {name!r}: the run is not open yet; write "
+            "`run = await init(…)` or `async with init(…) as run:`"
+        )
+
     async def _open(self) -> Run:
         timeout_s = self.settings.init_timeout_secs
         return self.finish(await arrive(self.begin(), timeout_s))

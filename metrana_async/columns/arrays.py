@@ -52,7 +52,7 @@ def to_numpy(value: Any, what: str) -> AnyArray:
             f"{what} is a {_type_name(value)} that does not become an array: {error}"
         ) from error
     if found is None:
-        raise InvalidTypeError(f"{what} is a {_type_name(value)}, which is not a number")
+        raise InvalidTypeError(f"{what} is {_shown(value)}, which is not a number")
     return found
 
 
@@ -146,6 +146,15 @@ def masked_leaves(leaves: list[Any], keep: BoolArray, filler: float) -> list[Any
     return [
         leaf if kept else filler for leaf, kept in zip(leaves, keep.ravel().tolist(), strict=True)
     ]
+
+
+def _shown(value: Any) -> str:
+    """The value for a message: its type and, where that says something, its text."""
+    if value is None:
+        return "None"
+    if isinstance(value, str | bytes | complex):
+        return f"the {_type_name(value)} {value!r:.60}"
+    return f"a {_type_name(value)}"
 
 
 def _type_name(value: Any) -> str:

@@ -6,8 +6,9 @@ is asked again within its deadline; an answer is checked before anything of it i
 
 from __future__ import annotations
 
+import operator
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
@@ -39,6 +40,14 @@ from metrana_async.wire.queries import Query, encode_query
 Labels = Mapping[str, str]
 _PAUSES_S: Final = (0.1, 0.4, 1.0)
 _Result = TypeVar("_Result")
+
+
+def _plain(number: Any) -> Any:
+    """An integer of any library as an int; anything else as it is, for the encoder to refuse."""
+    try:
+        return operator.index(number)
+    except TypeError:
+        return number
 
 
 class QueryClient:
@@ -327,12 +336,15 @@ class QueryClient:
     # --- parts -----------------------------------------------------------------------------------
     def _query(self, run: str, project: str | None, **fields: Any) -> Query:
         labels, bounds = fields.pop("labels", None), fields.pop("step_range", None)
+        for name in ("episode", "generation"):
+            if name in fields:
+                fields[name] = _plain(fields[name])
         return Query(
             workspace=self.workspace,
             project=project or self.project,
             run=run,
-            labels=None if labels is None else dict(labels),
-            step_range=None if bounds is None else [int(bound) for bound in bounds],
+            labels=dict(labels) if isinstance(labels, Mapping) else labels,
+            step_range=list(map(_plain, bounds)) if isinstance(bounds, Iterable) else bounds,
             **fields,
         )
 

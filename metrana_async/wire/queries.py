@@ -78,7 +78,12 @@ _FIELDS: Final = frozenset(field.name for field in dataclasses.fields(Query))
 
 
 def encode_query(query: Query) -> bytes:
-    """Encode as JSON; fields that are None are left out."""
+    """Encode as JSON; fields that are None are left out.
+
+    Raises:
+        InvalidQueryError: a field is of the wrong type; names it.
+    """
+    _check_types(query)
     content = {name: getattr(query, name) for name in _FIELDS}
     return orjson.dumps({name: value for name, value in content.items() if value is not None})
 
@@ -94,20 +99,28 @@ def decode_query(data: bytes | memoryview) -> Query:
     if unknown := sorted(content.keys() - _FIELDS):
         raise InvalidQueryError(f"the query has no field {unknown[0]!r}")
     query = Query(**content)
-    _check(isinstance(query.workspace, str), "workspace", query.workspace)
-    for name in _TEXT:
-        text = getattr(query, name)
-        _check(text is None or isinstance(text, str), name, text)
-    for name in _NUMBERS:
-        number = getattr(query, name)
-        _check(number is None or _is_number(number), name, number)
-    _check(query.labels is None or _is_labels(query.labels), "labels", query.labels)
-    _check(query.step_range is None or _is_range(query.step_range), "step_range", query.step_range)
+    _check_types(query)
     return query
 
 
+def _check_types(query: Query) -> None:
+    _check(isinstance(query.workspace, str), "workspace", query.workspace, "a str")
+    for name in _TEXT:
+        text = getattr(query, name)
+        _check(text is None or isinstance(text, str), name, text, "a str")
+    for name in _NUMBERS:
+        number = getattr(query, name)
+        _check(number is None or _is_number(number), name, number, "an integer from 0")
+    labels, bounds = query.labels, query.step_range
+    _check(labels is None or _is_labels(labels), "labels", labels, "a mapping of str to str")
+    wanted = "(first, last), two integers from 0 in this order"
+    _check(bounds is None or _is_range(bounds), "step_range", bounds, wanted)
+
+
 def _is_labels(labels: Any) -> bool:
-    return isinstance(labels, dict) and all(isinstance(value, str) for value in labels.values())
+    return isinstance(labels, dict) and all(
+        isinstance(key, str) and isinstance(value, str) for key, value in labels.items()
+    )
 
 
 def _is_number(value: Any) -> bool:
@@ -119,6 +132,6 @@ def _is_range(bounds: Any) -> bool:
     return is_pair and bool(bounds[0] <= bounds[1])
 
 
-def _check(condition: bool, name: str, value: Any) -> None:  # noqa: FBT001
+def _check(condition: bool, name: str, value: Any, wanted: str) -> None:  # noqa: FBT001
     if not condition:
-        raise InvalidQueryError(f"{name} of the query is {value!r:.200}")
+        raise InvalidQueryError(f"{name} of the query is {value!r:.200}; it is {wanted}")

@@ -107,7 +107,10 @@ def quantile_of(function: str) -> float | None:
     else:
         return None
     if not 0 <= quantile <= 1:
-        raise InvalidQueryError(f"{function!r} is not between the minimum and the maximum")
+        raise InvalidQueryError(
+            f"{function!r} asks for the quantile {quantile:g}, which is not within 0..1",
+            hint="p95 and quantile:0.95 are the same",
+        )
     return quantile
 
 

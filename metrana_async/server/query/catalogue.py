@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import numpy as np
@@ -62,9 +62,15 @@ class Catalogue:
         if kin:
             return NotFoundError(message, hint=f"{metric!r} is there as {'; '.join(kin[:8])}")
         names = {name for _, name, _, _ in self.series}
-        near = difflib.get_close_matches(metric, names, n=3)
-        hint = f"did you mean {', '.join(map(repr, near))}?" if near else None
-        return NotFoundError(message, hint=hint)
+        return NotFoundError(message, hint=nearest(metric, names, "metrics()"))
+
+
+def nearest(name: str, names: Iterable[str], list_call: str) -> str:
+    """What to tell somebody who asked for a name that is not there: those like it, or the list."""
+    near = difflib.get_close_matches(name, names, n=3)
+    if near:
+        return f"did you mean {', '.join(map(repr, near))}?"
+    return f"{list_call} lists what is there"
 
 
 class Catalogues:
@@ -113,10 +119,9 @@ class Catalogues:
             catalogue = self.refresh(run_no)
             number = catalogue.env_no.get(env_id)
             if number is None:
-                near = difflib.get_close_matches(env_id, catalogue.env_names, n=3)
-                hint = f"did you mean {', '.join(map(repr, near))}?" if near else None
                 raise NotFoundError(
-                    f"run {catalogue.run_name!r} has no environment {env_id!r}", hint=hint
+                    f"run {catalogue.run_name!r} has no environment {env_id!r}",
+                    hint=nearest(env_id, catalogue.env_names, "environments()"),
                 )
         return number
 

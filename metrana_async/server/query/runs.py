@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from metrana_async.errors import InvalidQueryError, NotFoundError
+from metrana_async.server.query.catalogue import nearest
 from metrana_async.server.store.base import (
     AttributeRow,
     PointStore,
@@ -51,8 +52,19 @@ def find_run(store: PointStore, workspace: str, project: str | None, run: str) -
     found = store.find_run_uid(run)
     if found is not None and found.workspace == workspace and project in (None, found.project):
         return found
+    raise _missing(store, workspace, project, run)
+
+
+def _missing(store: PointStore, workspace: str, project: str | None, run: str) -> NotFoundError:
+    rows = [row for row in store.runs() if row.workspace == workspace]
+    runs = [row.name for row in rows if project in (None, row.project)]
+    if project is not None and not runs:
+        return NotFoundError(
+            f"there is no project {project!r} in workspace {workspace!r}",
+            hint=nearest(project, {row.project for row in rows}, "projects()"),
+        )
     where = f"workspace {workspace!r}" if project is None else f"{workspace!r}/{project!r}"
-    raise NotFoundError(f"there is no run {run!r} in {where}")
+    return NotFoundError(f"there is no run {run!r} in {where}", hint=nearest(run, runs, "runs()"))
 
 
 def describe_run(contents: RunContents) -> dict[str, Any]:

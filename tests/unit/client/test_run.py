@@ -598,3 +598,37 @@ def test_several_event_loops_share_a_run(server):
     asyncio.run(_await(run.log("m", 2.0)))
     assert asyncio.run(run.close(20)).is_complete
     assert values(server, "m") == {0: 1.0, 1: 2.0}
+
+
+@pytest.mark.asyncio
+async def test_a_forgotten_await_of_init_is_named(server):
+    """An opening that is used as the run says that init was not awaited."""
+    opening = open_run(server)
+    with pytest.raises(AttributeError, match=r"no 'log': the run is not open yet; write `run ="):
+        opening.log("loss", 1.0)
+
+
+@pytest.mark.asyncio
+async def test_a_timeout_that_is_no_number_is_refused_and_closes_nothing(server):
+    """Wrong seconds are named; the run takes calls as before."""
+    async with open_run(server) as run:
+        with pytest.raises(InvalidTypeError, match="timeout_secs is '1', not a number of seconds"):
+            await run.flush("1")
+        with pytest.raises(InvalidTypeError, match="close_timeout is None, not a number"):
+            await run.close(None)
+        await run.log("loss", 1.0)
+        assert (await run.flush(np.float32(20))).committed == 1
+
+
+@pytest.mark.asyncio
+async def test_a_value_that_is_no_number_is_shown(server):
+    """A string, None or bytes is refused with what it was."""
+    async with open_run(server) as run:
+        for value, text in (
+            ("0.5", "value is the str '0.5', which"),
+            (None, "value is None, which"),
+            (b"x", "value is the bytes b'x', which"),
+            ([1.0, None], r"value\[1\] is None, which"),
+        ):
+            with pytest.raises(InvalidTypeError, match=text):
+                run.log("loss", value)

@@ -14,6 +14,7 @@ import pytest
 
 from metrana_async.errors import (
     ConnectError,
+    InvalidQueryError,
     MetranaError,
     NotFoundError,
     ProtocolError,
@@ -292,3 +293,42 @@ def test_a_table_becomes_a_data_frame():
     column = np.arange(2)
     table = results.EpisodeSeriesTable(("a", "b"), column, column, column, np.zeros(2), column)
     assert table.to_pandas()["env"].tolist() == ["a", "b"]
+
+
+@pytest.mark.asyncio
+async def test_a_numpy_integer_is_an_episode_and_a_step(transport):
+    """Episodes and ranges come out of numpy columns, so they go in as they come."""
+    async with QueryClient("proj", transport=transport) as client:
+        reward = await client.env_series("run", "reward", episode=np.int64(0))
+        assert reward.value.tolist() == [1.0, 2.0]
+        last = await client.series("run", "loss", step_range=(np.int64(1), np.int32(9)))
+        assert last.step.tolist() == [1]
+
+
+@pytest.mark.asyncio
+async def test_an_argument_of_the_wrong_type_is_refused_by_name(transport):
+    """Whatever does not fit is named with its value, before anything is sent."""
+    async with QueryClient("proj", transport=transport) as client:
+        with pytest.raises(InvalidQueryError, match="run of the query is <object .*it is a str"):
+            await client.series(object(), "loss")
+        for bounds in (5, (5, 1), ("a", "b"), (1.5, 2), (1, 2, 3)):
+            with pytest.raises(InvalidQueryError, match="step_range of the query is .*first, last"):
+                await client.series("run", "loss", step_range=bounds)
+        with pytest.raises(InvalidQueryError, match="labels of the query is 'a'"):
+            await client.series("run", "loss", labels="a")
+
+
+@pytest.mark.asyncio
+async def test_what_is_missing_is_said_with_what_is_there(transport):
+    """A wrong name gets the names like it, or where to find the list."""
+    async with QueryClient("proj", transport=transport) as client:
+        with pytest.raises(NotFoundError, match=r"no series 'lost'.*did you mean 'loss'\?"):
+            await client.series("run", "lost")
+        with pytest.raises(NotFoundError, match=r"no series 'zzz'.*metrics\(\) lists"):
+            await client.series("run", "zzz")
+        with pytest.raises(NotFoundError, match=r"no run 'runn' .*did you mean 'run'\?"):
+            await client.series("runn", "loss")
+        with pytest.raises(NotFoundError, match=r"no project 'other' .*projects\(\) lists"):
+            await client.series("run", "loss", project="other")
+        with pytest.raises(InvalidQueryError, match=r"'quantile:90' .* not within 0\.\.1"):
+            await client.aggregate("run", "loss", "quantile:90")
