@@ -26,5 +26,5 @@ if __name__ == "__main__":
 
     with metrana.QueryClient(project="ddp") as client:
         loss = client.merged("sweep-7", "loss")
-        print("step 0: min", loss.min[0], "max", loss.max[0], "of", loss.count[0], "ranks")
+        print("step 0: min", loss.min[0], "max", loss.max[0], "of", loss.count[0], "values")
         print("lr has", len(client.series("sweep-7", "lr").step), "points")
