@@ -60,7 +60,8 @@ class HttpTransport:
                 error
             )
         except aiohttp.ClientConnectorError as error:
-            raise ConnectError(f"{self._where}: no connection: {error}") from error
+            reason = error.os_error.strerror or error
+            raise ConnectError(f"{self._where}: no connection: {reason}") from error
         except (asyncio.TimeoutError, TimeoutError) as error:
             raise UnavailableError(f"{self._where}: no answer within {timeout_s:g} s") from error
         except MetranaError:
