@@ -31,14 +31,16 @@ _POLL_S: Final = 0.02
 _PACKAGE_ROOT: Final = str(Path(__file__).absolute().parent.parent)
 
 
-async def find(data_dir: str | None = None) -> ServerAddress | None:
-    """The address of this user's running server for this store, or None."""
+async def find(
+    data_dir: str | None = None, *, timeout_s: float = _HEALTH_TIMEOUT_S
+) -> ServerAddress | None:
+    """The address of this user's running server for this store; None = none answers in time."""
     point = locations.meeting_point(locations.data_dir(data_dir))
     card = _read_card(point.card)
     if card is None:
         return None
     address = ServerAddress(card["url"], card.get("socket"), card.get("token"))
-    health = await _health(address)
+    health = await _health(address, timeout_s)
     if health is None:
         return None
     if health.get("protocol") != PROTOCOL_VERSION:
@@ -57,27 +59,33 @@ async def find_or_start(data_dir: str | None = None, *, timeout_s: float = 30.0)
         InitError: it cannot be started, or does not answer in time; the message ends with the
             last lines of its log.
     """
-    found = await find(data_dir)
+    deadline_s = time.monotonic() + timeout_s
+    found = await _find_until(deadline_s, data_dir)
     if found is not None:
         return found
-    deadline_s = time.monotonic() + timeout_s
     data = locations.data_dir(data_dir)
     locations.make_private(data)
     point = locations.meeting_point(data)
     locations.make_private(point.directory)
     async with _start_lock(point.lock, deadline_s):
-        found = await find(data_dir)
+        found = await _find_until(deadline_s, data_dir)
         if found is not None:
             return found
         await _spawn(data, point.log, deadline_s)
         while time.monotonic() < deadline_s:
-            found = await find(data_dir)
+            found = await _find_until(deadline_s, data_dir)
             if found is not None:
                 return found
             await asyncio.sleep(_POLL_S)
     raise InitError(
         f"the local server did not answer within {timeout_s:g} s", hint=_log_tail(point.log)
     )
+
+
+async def _find_until(deadline_s: float, data_dir: str | None) -> ServerAddress | None:
+    # A server that hangs must not use up the time in which another could be started.
+    left_s = max(0.0, deadline_s - time.monotonic())
+    return await find(data_dir, timeout_s=min(_HEALTH_TIMEOUT_S, left_s / 2))
 
 
 def _read_card(path: Path) -> dict[str, str] | None:
@@ -88,12 +96,12 @@ def _read_card(path: Path) -> dict[str, str] | None:
     return card if isinstance(card, dict) and isinstance(card.get("url"), str) else None
 
 
-async def _health(address: ServerAddress) -> dict[str, object] | None:
+async def _health(address: ServerAddress, timeout_s: float) -> dict[str, object] | None:
     from metrana_async.transport.http import HttpTransport
 
     transport = HttpTransport(address)
     try:
-        answer = orjson.loads(await transport.post("/health", b"", timeout_s=_HEALTH_TIMEOUT_S))
+        answer = orjson.loads(await transport.post("/health", b"", timeout_s=timeout_s))
     except (MetranaError, orjson.JSONDecodeError):
         return None
     finally:

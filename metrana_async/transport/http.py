@@ -25,6 +25,7 @@ from metrana_async.wire.messages import API_PREFIX, JSON_TYPE, decode_error
 
 ANSWER_BYTES: Final = 256 << 20
 _CONNECT_TIMEOUT_S: Final = 5.0
+_TIMEOUT_MIN_S: Final = 0.001
 _CONNECTIONS: Final = 4
 _CHUNK_BYTES: Final = 1 << 18
 
@@ -43,6 +44,8 @@ class HttpTransport:
         self, path: str, body: bytes, *, timeout_s: float, content_type: str = JSON_TYPE
     ) -> bytes:
         """See Transport."""
+        # aiohttp takes 0 for "for ever"; who has no time left wants the opposite.
+        timeout_s = max(timeout_s, _TIMEOUT_MIN_S)
         try:
             async with self._open_session().post(
                 self._base + path,
