@@ -160,7 +160,10 @@ def log(
     evaluation: bool | None = None,
     dtype: Any = None,
 ) -> Pending:
-    """Record points of an ordered metric: one writer, its call order is the order."""
+    """Record points of an ordered metric: one writer, its call order is the order.
+
+    Arguments and errors: see `metrana_async.Run.log`.
+    """
     return current_run().log(
         metric_name,
         value,
@@ -184,7 +187,10 @@ def log_distributed(
     evaluation: bool | None = None,
     dtype: Any = None,
 ) -> Pending:
-    """Record points of a merge metric: many writers, any order, an explicit step."""
+    """Record points of a merge metric: many writers, any order, an explicit step.
+
+    Arguments and errors: see `metrana_async.Run.log_distributed`.
+    """
     return current_run().log_distributed(
         metric_name,
         value,
@@ -209,7 +215,10 @@ def log_rl_episode(  # noqa: PLR0917 - the specification's signature
     *,
     timestamp: Any = None,
 ) -> Pending:
-    """Record one value per finished episode on the EPISODE scale."""
+    """Record one value per finished episode on the EPISODE scale.
+
+    Arguments and errors: see `metrana_async.Run.log_rl_episode`.
+    """
     return current_run().log_rl_episode(
         metric_name,
         value,
@@ -239,7 +248,10 @@ def log_rl_environment_step(  # noqa: PLR0917 - the specification's signature
     layout: str = "MT",
     timestamp: Any = None,
 ) -> Pending:
-    """Record one rollout block on the ENVIRONMENT_STEP scale."""
+    """Record one rollout block on the ENVIRONMENT_STEP scale.
+
+    Arguments and errors: see `metrana_async.Run.log_rl_environment_step`.
+    """
     return current_run().log_rl_environment_step(
         metric_name,
         value,
@@ -314,7 +326,7 @@ async def get_last_step(
     scale: str | None = None,
     labels: Mapping[str, str] | None = None,
 ) -> int | None:
-    """Highest step of a standard series, from the seeds plus what this process logged."""
+    """Highest step of a standard series: the server's at `init`, or logged here since."""
     return await current_run().get_last_step(metric_name, scale, labels)
 
 

@@ -132,8 +132,8 @@ class Run(Handle):
     ) -> Pending:
         """Record points of a merge metric: many writers, any order, an explicit step.
 
-        Per step the store keeps min, max, first and last over all writers. Arguments and errors
-        are those of `log`, except that `step` is needed.
+        Per step the store keeps min, max, first, last and count over all writers. Arguments and
+        errors are those of `log`, except that `step` is needed.
 
         Raises:
             InvalidTypeError: no `step`; also everything that `log` raises.
@@ -169,7 +169,7 @@ class Run(Handle):
 
         Args:
             metric_name: name of the metric.
-            value: scalar or [N]; stored as float32.
+            value: scalar or [N]; stored as float32 (ints as float64).
             rl_step: training update, >= 0; one or [N].
             episode: None = the next episode of each environment (ordered); one number or [N] =
                 that episode (merge: writers own disjoint episodes, order does not matter).
@@ -218,7 +218,8 @@ class Run(Handle):
 
         Args:
             metric_name: name of the metric.
-            value: scalar, [T], [M] or [M, T] (M environments, T env steps); stored as float32.
+            value: scalar, [T], [M] or [M, T] (M environments, T env steps); stored as float32
+                (ints as float64).
             rl_step: training update, >= 0; should not decrease.
             env_id: None (``default``), one id, or M distinct ids.
             episode: scalar, [M] or [M, T] ([T] for one environment); None = no episodes.
@@ -297,7 +298,7 @@ class Run(Handle):
         scale: str | None = None,
         labels: Mapping[str, str] | None = None,
     ) -> int | None:
-        """Highest step of a standard series, from the seeds plus what this process logged."""
+        """Highest step of a standard series: the server's at `init`, or logged here since."""
         return await arrive(self.begin_last_step(metric_name, scale, labels), ASK_TIMEOUT_S)
 
     async def get_env_last_rl_step_and_episode(self, env_id: str) -> tuple[int | None, int | None]:
@@ -330,7 +331,7 @@ class Run(Handle):
         return await arrive(self.begin_close(close_timeout), close_timeout)
 
     async def shutdown_logger(self, close_timeout: float = FLUSH_TIMEOUT_S) -> CloseInfo:
-        """Like `close`, but the run stays open for a resume."""
+        """Like `close`, but the run stays open (``running``) for a resume."""
         future = self.begin_close(close_timeout, is_run_over=False)
         return await arrive(future, close_timeout)
 

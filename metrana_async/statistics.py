@@ -27,6 +27,9 @@ class Statistics:
         committed: points the server acknowledged as durable.
         rejected, lost: points that will never arrive, by reason.
         outcomes: what the server made of committed points (`stored`, `duplicate`, `replaced`, …).
+        batches_sealed, requests_sent: what was made and sent, repeats included in the second.
+        send_errors: requests that got no usable answer and were sent again.
+        notices_count: notices from server and client.
         usage_errors: calls refused under ``on_error="warn"``.
     """
 
@@ -60,6 +63,9 @@ class CloseInfo:
     """What `close()` and `shutdown_logger()` found: where every point of this writer is.
 
     Attributes:
+        run_name: name of the run.
+        status: how this handle ended: ``finished``, ``failed`` or ``stopped``; ``running`` where
+            other handles of this process go on. The run's own state is in `QueryClient.run`.
         statistics: the final ledger; nothing is in flight any more.
         is_complete: True when every accepted point is stored by the server.
         notices: notices by kind.

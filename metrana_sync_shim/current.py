@@ -131,7 +131,10 @@ def log(
     evaluation: bool | None = None,
     dtype: Any = None,
 ) -> None:
-    """Record points of an ordered metric: one writer, its call order is the order."""
+    """Record points of an ordered metric: one writer, its call order is the order.
+
+    Arguments and errors: see `metrana_async.Run.log`.
+    """
     wait(
         current.current_run().log(
             metric_name,
@@ -157,7 +160,10 @@ def log_distributed(
     evaluation: bool | None = None,
     dtype: Any = None,
 ) -> None:
-    """Record points of a merge metric: many writers, any order, an explicit step."""
+    """Record points of a merge metric: many writers, any order, an explicit step.
+
+    Arguments and errors: see `metrana_async.Run.log_distributed`.
+    """
     wait(
         current.current_run().log_distributed(
             metric_name,
@@ -184,7 +190,10 @@ def log_rl_episode(  # noqa: PLR0917 - the specification's signature
     *,
     timestamp: Any = None,
 ) -> None:
-    """Record one value per finished episode on the EPISODE scale."""
+    """Record one value per finished episode on the EPISODE scale.
+
+    Arguments and errors: see `metrana_async.Run.log_rl_episode`.
+    """
     wait(
         current.current_run().log_rl_episode(
             metric_name,
@@ -216,7 +225,10 @@ def log_rl_environment_step(  # noqa: PLR0917 - the specification's signature
     layout: str = "MT",
     timestamp: Any = None,
 ) -> None:
-    """Record one rollout block on the ENVIRONMENT_STEP scale."""
+    """Record one rollout block on the ENVIRONMENT_STEP scale.
+
+    Arguments and errors: see `metrana_async.Run.log_rl_environment_step`.
+    """
     wait(
         current.current_run().log_rl_environment_step(
             metric_name,
@@ -293,7 +305,7 @@ def get_last_step(
     scale: str | None = None,
     labels: Mapping[str, str] | None = None,
 ) -> int | None:
-    """Highest step of a standard series, from the seeds plus what this process logged."""
+    """Highest step of a standard series: the server's at `init`, or logged here since."""
     return wait_for(
         current.current_run().begin_last_step(metric_name, scale, labels), ASK_TIMEOUT_S
     )

@@ -31,7 +31,10 @@ class Run:
         evaluation: bool | None = None,
         dtype: Any = None,
     ) -> None:
-        """Record points of an ordered metric: one writer, its call order is the order."""
+        """Record points of an ordered metric: one writer, its call order is the order.
+
+        Arguments and errors: see `metrana_async.Run.log`.
+        """
         wait(
             self._run.log(
                 metric_name,
@@ -57,7 +60,10 @@ class Run:
         evaluation: bool | None = None,
         dtype: Any = None,
     ) -> None:
-        """Record points of a merge metric: many writers, any order, an explicit step."""
+        """Record points of a merge metric: many writers, any order, an explicit step.
+
+        Arguments and errors: see `metrana_async.Run.log_distributed`.
+        """
         wait(
             self._run.log_distributed(
                 metric_name,
@@ -84,7 +90,10 @@ class Run:
         *,
         timestamp: Any = None,
     ) -> None:
-        """Record one value per finished episode on the EPISODE scale."""
+        """Record one value per finished episode on the EPISODE scale.
+
+        Arguments and errors: see `metrana_async.Run.log_rl_episode`.
+        """
         wait(
             self._run.log_rl_episode(
                 metric_name,
@@ -116,7 +125,10 @@ class Run:
         layout: str = "MT",
         timestamp: Any = None,
     ) -> None:
-        """Record one rollout block on the ENVIRONMENT_STEP scale."""
+        """Record one rollout block on the ENVIRONMENT_STEP scale.
+
+        Arguments and errors: see `metrana_async.Run.log_rl_environment_step`.
+        """
         wait(
             self._run.log_rl_environment_step(
                 metric_name,
@@ -193,7 +205,7 @@ class Run:
         scale: str | None = None,
         labels: Mapping[str, str] | None = None,
     ) -> int | None:
-        """Highest step of a standard series, from the seeds plus what this process logged."""
+        """Highest step of a standard series: the server's at `init`, or logged here since."""
         return wait_for(self._run.begin_last_step(metric_name, scale, labels), ASK_TIMEOUT_S)
 
     def get_env_last_rl_step_and_episode(
