@@ -12,6 +12,7 @@ import asyncio
 import concurrent.futures
 import importlib
 import os
+import socket
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
@@ -35,6 +36,32 @@ _START_TIMEOUT_S: Final = 10.0
 _THREAD_NAME: Final = "metrana-engine"
 
 
+class _Loop(asyncio.SelectorEventLoop):
+    """A loop of our own: the caller's event loop policy is neither used nor changed."""
+
+    async def getaddrinfo(
+        self,
+        host: bytes | str | None,
+        port: bytes | str | int | None,
+        *,
+        family: int = 0,
+        type: int = 0,
+        proto: int = 0,
+        flags: int = 0,
+    ) -> list[Any]:
+        """Resolve a name, also while the program ends.
+
+        Executors take nothing more then; the engine thread itself may block, since nobody but
+        the farewell waits for it.
+        """
+        try:
+            return await super().getaddrinfo(
+                host, port, family=family, type=type, proto=proto, flags=flags
+            )
+        except RuntimeError:
+            return socket.getaddrinfo(host, port, family, type, proto, flags)
+
+
 class LoopThread:
     """An event loop in its own daemon thread."""
 
@@ -49,8 +76,7 @@ class LoopThread:
             raise InternalError(f"the engine thread did not start within {_START_TIMEOUT_S} s")
 
     def _run(self) -> None:
-        # A plain loop of our own: the caller's event loop policy is neither used nor changed.
-        loop = asyncio.SelectorEventLoop()
+        loop = _Loop()
         self._loop = loop
         loop.call_soon(self._ready.set)
         try:

@@ -248,3 +248,43 @@ def test_ctrl_c_during_close_does_not_cut_it_short(place):
     )
     assert (done.returncode, done.stderr, done.stdout) == (0, "", "interrupted\n")
     assert len(end_of(place)[2]) == 300_000
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_server_with_a_name_is_reached_until_the_very_end(server, place, late):
+    """Names are resolved while the program ends too, when executors take no more work."""
+    code = """
+        import asyncio, threading
+        from metrana_async import opening
+        from metrana_async.engine.loop_thread import engine
+        run = metrana.init(run_name="run")
+        async def forget():
+            # As after a long pause: no connection, no remembered address.
+            (writer,) = opening._present
+            connector = writer._transport._session.connector
+            connector.clear_dns_cache()
+            for connections in list(connector._conns.values()):
+                for connection, _ in list(connections):
+                    connection.close()
+        def last():
+            if LATE:
+                threading.main_thread().join()
+            run.log("m", 1.0)
+            run.flush(10)
+            engine().submit(forget).result(5)
+            run.log("m", 2.0)
+            if LATE:
+                run.flush(5)
+        thread = threading.Thread(target=last)
+        thread.start()
+        if not LATE:
+            thread.join()
+    """.replace("LATE", str(late))
+    address = server.address
+    done = place.script(
+        code,
+        METRANA_INGESTION_URL=address.url.replace("127.0.0.1", "localhost"),
+        METRANA_API_KEY=address.token,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert end_of(place) == ("finished", None, [1.0, 2.0])
