@@ -9,7 +9,9 @@ a fresh one, and everything inherited is abandoned without being closed.
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
+
+# With its thread pools, which cannot be imported any more once the main thread has ended.
+import concurrent.futures.thread
 import importlib
 import os
 import socket
@@ -25,7 +27,6 @@ _Result = TypeVar("_Result")
 # engine thread would import on first use is imported by the thread that starts it.
 _IMPORTED_AHEAD: Final = (
     "numpy.ma",
-    "concurrent.futures.thread",
     "encodings.idna",
     "linecache",
     "traceback",

@@ -288,3 +288,16 @@ def test_a_server_with_a_name_is_reached_until_the_very_end(server, place, late)
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert end_of(place) == ("finished", None, [1.0, 2.0])
+
+
+def test_a_thread_that_inits_after_main_ended(place):
+    """A program whose main thread only starts others may open its run in one of them."""
+    done = place.script("""
+        import threading
+        def work():
+            threading.main_thread().join()
+            metrana.init(run_name="run").log("m", [1.0, 2.0])
+        threading.Thread(target=work).start()
+    """)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert end_of(place) == ("finished", None, [1.0, 2.0])
