@@ -17,6 +17,8 @@ MODULES = sorted(
 )
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(180)
 def test_each_module_imports_in_any_order():
     """No module depends on another having been imported before it."""
     program = (
