@@ -12,10 +12,12 @@ equal infinities is that infinity while the running formulas would say NaN.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from metrana_async.errors import InvalidQueryError, UnsupportedAggregationError
 from metrana_async.wire.model import FloatArray, Int64Array
@@ -211,6 +213,86 @@ def merge(left: Partials, right: Partials) -> Partials:
     )
 
 
+def group_starts(*keys: Int64Array) -> Int64Array:
+    """Where groups of rows with equal keys begin, int64 [k]; empty for no rows.
+
+    `keys` are int64 [n] each; rows of a group lie together.
+    """
+    if len(keys[0]) == 0:
+        return np.empty(0, dtype=np.int64)
+    changes = np.zeros(len(keys[0]) - 1, dtype=bool)
+    for key in keys:
+        changes |= key[1:] != key[:-1]
+    return np.flatnonzero(np.concatenate(([True], changes)))
+
+
+def group_sums(column: npt.NDArray[Any], starts: Int64Array) -> Int64Array:
+    """Sums of an integer or boolean column over contiguous groups, int64 [k]."""
+    if len(starts) == 0:
+        return np.empty(0, dtype=np.int64)
+    return np.asarray(np.add.reduceat(column, starts, dtype=np.int64))
+
+
+def fold(partials: Partials, starts: Int64Array) -> Partials:
+    """Merge contiguous rows: what `merge` gives, for any number of rows at once.
+
+    Args:
+        partials: k rows, k > 0, the rows of a group in their order.
+        starts: int64 [g], strictly increasing from 0: where each group begins; none is empty.
+    """
+    sizes = np.diff(starts, append=len(partials))
+    rows_n = partials.finite_count
+    n = np.add.reduceat(rows_n, starts)
+    share = rows_n / np.repeat(np.maximum(n, 1), sizes)
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean = np.add.reduceat(partials.mean * share, starts)
+        deviation = np.where(rows_n > 0, partials.mean - np.repeat(mean, sizes), 0.0)
+        # What rounding left in the mean, as in `group`.
+        shift = np.add.reduceat(deviation * share, starts)
+        shift = np.where(np.isfinite(shift), shift, 0.0)
+        between = np.add.reduceat(rows_n * deviation * deviation, starts) - n * shift * shift
+        m2 = np.add.reduceat(partials.m2, starts) + np.maximum(between, 0.0)
+        total = np.add.reduceat(partials.total, starts)
+    row = np.arange(len(partials))
+    is_nan = np.isnan(partials.first)
+    first_at = np.minimum.reduceat(np.where(is_nan, len(partials), row), starts)
+    last_at = np.maximum.reduceat(np.where(is_nan, -1, row), starts)
+    return Partials(
+        finite_count=n,
+        nan_count=np.add.reduceat(partials.nan_count, starts),
+        positive_inf_count=np.add.reduceat(partials.positive_inf_count, starts),
+        negative_inf_count=np.add.reduceat(partials.negative_inf_count, starts),
+        total=total,
+        mean=mean + shift,
+        m2=m2,
+        min=np.fmin.reduceat(partials.min, starts),
+        max=np.fmax.reduceat(partials.max, starts),
+        first=partials.first[np.where(last_at < 0, starts, np.minimum(first_at, row[-1]))],
+        last=partials.last[np.where(last_at < 0, starts, last_at)],
+    )
+
+
+def aggregate_groups(
+    value: FloatArray, starts: Int64Array, functions: Iterable[str]
+) -> dict[str, FloatArray]:
+    """Each function over each contiguous group, float64 [k] by name; `starts` as for `group`.
+
+    The functions are names that `check_function` accepts. NaN is skipped.
+    """
+    if len(starts) == 0:
+        return {function: np.empty(0) for function in functions}
+    partials = group(value, starts)
+    answer = {}
+    for function in functions:
+        quantile = quantile_of(function)
+        answer[function] = (
+            evaluate(partials, function)
+            if quantile is None
+            else _group_quantiles(value, starts, quantile)
+        )
+    return answer
+
+
 def evaluate(partials: Partials, function: str) -> FloatArray:
     """The function's value for each group, float64 [k]; `function` is one of `FUNCTIONS`.
 
@@ -251,6 +333,23 @@ def quantile_linear(value: FloatArray, quantile: float) -> float:
     # Weighted ends, not low + (high - low) * share: the difference of infinities is NaN, and that
     # of two huge numbers overflows.
     return low * (1 - share) + high * share
+
+
+def _group_quantiles(value: FloatArray, starts: Int64Array, quantile: float) -> FloatArray:
+    """`quantile_linear` of every contiguous group, float64 [k]."""
+    value = np.asarray(value, dtype=np.float64)
+    sizes = np.diff(starts, append=len(value))
+    ordered = value[np.lexsort((value, np.repeat(np.arange(len(starts)), sizes)))]  # NaN last
+    n = sizes - np.add.reduceat(np.isnan(value), starts, dtype=np.int64)
+    position = quantile * np.maximum(n - 1, 0)
+    below = position.astype(np.int64)
+    low = ordered[starts + below]
+    high = ordered[starts + np.minimum(below + 1, np.maximum(n - 1, 0))]
+    share = position - below
+    with np.errstate(invalid="ignore"):
+        between = low * (1 - share) + high * share
+    # With nothing but NaN, the first of a group is NaN.
+    return np.asarray(np.where((low == high) | (share == 0), low, between))
 
 
 def _with_infinities(partials: Partials, finite: FloatArray) -> FloatArray:

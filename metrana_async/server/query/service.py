@@ -159,6 +159,29 @@ class QueryService:
         _check_rows(columns.step, metric)
         return columns
 
+    def standard_points(
+        self,
+        run: RunRow,
+        metric: str,
+        *,
+        scale: str = ML_STEP,
+        labels: Mapping[str, str] = _NO_LABELS,
+        step_range: Range | None = None,
+    ) -> tuple[SeriesColumns, bool]:
+        """A STANDARD series, and whether it merges: then every point is a row, steps repeat.
+
+        Rows come by step; within a step of a merge series by time, writer id, arrival.
+        """
+        series = self._catalogues.series(run.run_no, Family.STANDARD, metric, scale, labels)
+        if not _is_merge(series):
+            columns = self.series(run, metric, scale=scale, labels=labels, step_range=step_range)
+            return columns, False
+        stored = self._store.read_points(series.series_no, step_range=step_range)
+        ranks = self._catalogues.writer_ranks(run.run_no, stored.writer_no)
+        rows = merge_rows(stored.step, stored.time_ms, ranks)
+        _check_rows(stored.step, metric)
+        return SeriesColumns(stored.step[rows], stored.value[rows], stored.time_ms[rows]), True
+
     def merged(
         self,
         run: RunRow,
@@ -212,6 +235,7 @@ class QueryService:
         env_id: str | None = None,
         labels: Mapping[str, str] = _NO_LABELS,
         episode_range: Range | None = None,
+        rl_step_range: Range | None = None,
         generation: int | None = None,
     ) -> EnvStepColumns:
         """An ENV_STEP series of one environment, or of all with `env_id` None.
@@ -224,7 +248,11 @@ class QueryService:
         )
         env_nos = None if env_id is None else [self._catalogues.env_no(run.run_no, env_id)]
         columns = self._env_steps(
-            series, env_nos=env_nos, episode_range=episode_range, generation=generation
+            series,
+            env_nos=env_nos,
+            episode_range=episode_range,
+            rl_step_range=rl_step_range,
+            generation=generation,
         )
         _check_rows(columns.env_step, metric)
         return columns
@@ -256,7 +284,7 @@ class QueryService:
             value = self._standard_values(run, metric, function, scale or ML_STEP, labels)
             return aggregate(value, function)
         check_function(function, is_merge=False)
-        family = self._rl_family(run, metric, scale, labels)
+        family = self.rl_family(run, metric, scale, labels)
         episodes = None if episode is None else (episode, episode)
         columns: EpisodeColumns | EnvStepColumns
         if family is Family.EPISODE:
@@ -364,9 +392,14 @@ class QueryService:
             return stored.value[merge_rows(stored.step, stored.time_ms, ranks)]
         return stored.value[latest_rows(stored.step)]
 
-    def _rl_family(
+    def rl_family(
         self, run: RunRow, metric: str, scale: str | None, labels: Mapping[str, str]
     ) -> Family:
+        """EPISODE or ENV_STEP, by `scale`, or by which of them the metric has.
+
+        Raises:
+            InvalidQueryError: the metric has both and no `scale` says which; or no RL scale.
+        """
         if scale is not None:
             if scale not in _FAMILY_BY_SCALE:
                 raise InvalidQueryError(
@@ -391,13 +424,17 @@ class QueryService:
         *,
         env_nos: Sequence[int] | None = None,
         episode_range: Range | None = None,
+        rl_step_range: Range | None = None,
         generation: int | None = None,
     ) -> EnvStepColumns:
         # Cuts first: of a restart that is committed in between, the old generation is then read
         # whole. The other way round, its episode would look empty.
         generations = self._generations(series) if generation is None else None
         stored = self._store.read_env_steps(
-            series.series_no, env_nos=env_nos, episode_range=episode_range
+            series.series_no,
+            env_nos=env_nos,
+            episode_range=episode_range,
+            rl_step_range=rl_step_range,
         )
         wanted: Int64Array | int = (
             generations.of(stored.env_no, stored.episode)
