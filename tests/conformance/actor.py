@@ -48,11 +48,13 @@ class Actor:
         self.start: dict[str, Any] = {}
         self.holding: HoldingTransport | None = None
         self._connect = connect
+        self._transport: Transport | None = None
 
     def do_start(self, message: dict[str, Any]) -> None:
         """A new case: forget the last one's environment and run."""
         self.start = message
         self.run = None
+        self._transport = None
         for name in JOB_VARIABLES:
             os.environ.pop(name, None)
 
@@ -67,7 +69,10 @@ class Actor:
         return list(result) if isinstance(result, tuple) else result
 
     def _init(self, **keywords: Any) -> None:
-        transport = None if self._connect is None else self._connect()
+        if self._transport is None and self._connect is not None:
+            # Once a case: a writer is one per process, server and run, and this is its server.
+            self._transport = self._connect()
+        transport = self._transport
         if self.start.get("hold"):
             transport = self.holding = HoldingTransport(self.start["data_dir"])
         self.run = metrana.init(

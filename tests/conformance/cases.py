@@ -1,6 +1,10 @@
 """The form of a worked case: calls by lettered processes, then what a reader must see.
 
 A file holds one JSON object a line: `{"id", "about", "calls": [...], "expect": [...]}`.
+
+`MORE_FILE` says a few things more than the standard one: `columns` names what `points` holds,
+`"given": false` says that a warning was not given, `ledger` compares counts of the server's, and
+points of `merged` may name fewer fields.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from typing import Any
 import numpy as np
 
 STANDARD_FILE = Path(__file__).parent.parent / "cases" / "semantics.jsonl"
+MORE_FILE = STANDARD_FILE.with_name("more.jsonl")
 _FLOAT_WORDS = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
 _ARRAY_ARGUMENTS = ("value", "step", "episode", "env_step", "mask", "rl_step")
 

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.conformance.cases import STANDARD_FILE, read_cases
+from tests.conformance.cases import MORE_FILE, STANDARD_FILE, read_cases
 from tests.conformance.runner import Runner
 
 CASES = list(read_cases(STANDARD_FILE))
-KILLED = [case for case in CASES if case.killed()]
+MORE = list(read_cases(MORE_FILE))
+KILLED = [case for case in [*CASES, *MORE] if case.killed()]
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +50,19 @@ def test_case_in_memory(case, arrays, memory_runners):
     (outside if case.killed() else inside).run(case, arrays=arrays)
 
 
+@pytest.mark.parametrize("case", MORE, ids=lambda case: case.id)
+def test_further_case_on_sqlite(case, sqlite_runner):
+    """The further cases, given as lists."""
+    sqlite_runner.run(case)
+
+
+@pytest.mark.parametrize("case", MORE, ids=lambda case: case.id)
+def test_further_case_in_memory(case, memory_runners):
+    """The further cases, given as arrays."""
+    inside, outside = memory_runners
+    (outside if case.killed() else inside).run(case, arrays=True)
+
+
 @pytest.mark.parametrize("case", KILLED, ids=lambda case: case.id)
 def test_case_with_late_batches(case, late_runner):
     """What a killed process left arrives after its successor's and changes no visible value."""
@@ -57,6 +71,7 @@ def test_case_with_late_batches(case, late_runner):
     assert late_runner.late_requests > before, "nothing was late: the case shows nothing"
 
 
-def test_the_file_holds_every_case():
+def test_the_files_hold_every_case():
     """No case was lost on the way into this repository."""
     assert len(CASES) == len({case.id for case in CASES}) == 92
+    assert len(MORE) == len({case.id for case in MORE}) == 184
