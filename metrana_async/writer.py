@@ -96,6 +96,7 @@ class Writer:
         """True once every call has to go the long way: something was lost, or is over."""
         self.where = ""
         self._closing: asyncio.Task[CloseInfo] | None = None
+        self._is_released = False
         self.handles_count = 0
         self._request = request
         self._generation = reply.generation
@@ -246,6 +247,8 @@ class Writer:
             self.plain.clear()
 
     def _on_trouble(self, error: MetranaError) -> None:
+        if self._is_released:
+            return  # An abandoned flush still asked for notices, and our own close cut it off.
         text = f"run {self.run_name!r}: {error}; it is tried again, logging goes on"
         self.notices.tell(MetranaWarning, text, key=("trouble", error.code))
         self._publish()
@@ -412,6 +415,7 @@ class Writer:
             )
             await self._leave(leave, left_s)
         await self._supervisor.stop()
+        self._is_released = True
         await self._transport.close()
         return CloseInfo(self.run_name, status, self.statistics(), dict(self.notices.counts))
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import textwrap
 
 import pytest
+
+import metrana_sync_shim as metrana
+from metrana_async.errors import TransportError
+from metrana_async.transport.http import HttpTransport
 
 pytestmark = pytest.mark.e2e
 
@@ -303,3 +308,37 @@ def test_two_closes_at_once_are_one(place):
         """,
     )
     assert values(place) == [float(k) for k in range(1001)]
+
+
+class Held:
+    """Holds the first heartbeat until the connections are closed, and then cuts it off."""
+
+    def __init__(self, inner):
+        self._inner, self._heartbeats, self._closed = inner, 0, asyncio.Event()
+
+    async def post(self, path, body, **more):
+        if path == "/writers/heartbeat":
+            self._heartbeats += 1
+            if self._heartbeats == 1:
+                await self._closed.wait()
+                raise TransportError("the connection was cut before an answer")
+        return await self._inner.post(path, body, **more)
+
+    async def close(self):
+        self._closed.set()
+        await self._inner.close()
+
+
+def test_an_abandoned_flush_is_cut_off_without_a_word(server, place, recwarn):
+    """A flush nobody waits for may still ask when close releases the connections: no warning."""
+    run = metrana.init(
+        project_name=place.project,
+        run_name="run",
+        transport=Held(HttpTransport(server.address)),
+        quiet=True,
+    )
+    run.log("m", 1.0)
+    abandoned = run._run.begin_flush(10)
+    assert run.close(10).is_complete
+    assert abandoned.result(5).committed == 1
+    assert not [str(w.message) for w in recwarn]
