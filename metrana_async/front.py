@@ -8,9 +8,12 @@ appended, and everything of a call is appended together. So a refused call has n
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import socket
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -26,10 +29,11 @@ from metrana_async.columns.values import NOTE_TEXTS
 from metrana_async.definitions import DefinitionCache
 from metrana_async.engine.clock import SystemClock
 from metrana_async.engine.inbox import Inbox
-from metrana_async.engine.loop_thread import on_fork
+from metrana_async.engine.loop_thread import engine, on_fork, running_engine
 from metrana_async.errors import (
     InitError,
     InvalidTypeError,
+    MetranaError,
     MetranaWarning,
     RunClosedError,
     UsageError,
@@ -79,14 +83,19 @@ class Front:
             is_blocking: True where callers wait in their thread: a call that finds twice the
                 bounds taken waits for room instead of raising.
         """
+        self._prepare(is_blocking=is_blocking)
+        self._attach(writer)
+        _fronts.add(self)
+
+    def _prepare(self, *, is_blocking: bool) -> None:
         self._is_blocking = is_blocking
         self._definitions = DefinitionCache()
         self._env_ids = EnvIdCache()
         self._is_closed = False
         self._usage_errors = 0
-        self._joining = threading.Lock()
-        self._attach(writer)
-        _fronts.add(self)
+        self._counting = threading.RLock()
+        self._joining = threading.RLock()
+        self._aside: deque[tuple[Callable[..., Pending], dict[str, Any]]] = deque()
 
     def _attach(self, writer: Writer) -> None:
         self.settings = writer.settings
@@ -101,7 +110,8 @@ class Front:
     # --- handles that outlive their process ----------------------------------------------------
     def detach(self) -> None:
         """Forget a writer that belongs to another process; the next call joins anew."""
-        self._joining = threading.Lock()
+        self._counting, self._joining = threading.RLock(), threading.RLock()
+        self._aside.clear()
         self._writer = None
         self.plain = {}
 
@@ -129,12 +139,7 @@ class Front:
         front.settings = settings.for_reconnect(
             run_name=settings.run_name or "", orchestration_id=settings.orchestration_id or ""
         )
-        front._is_blocking = is_blocking
-        front._definitions = DefinitionCache()
-        front._env_ids = EnvIdCache()
-        front._is_closed = False
-        front._usage_errors = 0
-        front._joining = threading.Lock()
+        front._prepare(is_blocking=is_blocking)
         front._writer = None
         front.plain = {}
         front.inbox = Inbox(1, 1, lambda: None, discards=True)
@@ -162,6 +167,11 @@ class Front:
     def _join(self) -> Writer:
         future = opening.submit_open(self.settings)
         writer = future.result(self.settings.init_timeout_secs + _JOIN_GRACE_S)
+        joined = self._writer
+        if joined is not None:
+            # A signal handler interrupted this wait and joined: one share is enough.
+            engine().call_soon(writer.give_back)
+            return joined
         self._attach(writer)
         return writer
 
@@ -183,28 +193,70 @@ class Front:
 
     def mark_closed(self) -> bool:
         """Refuse further calls; False when that was so already."""
-        was_closed, self._is_closed = self._is_closed, True
+        with self._counting:
+            was_closed, self._is_closed = self._is_closed, True
         self.plain = {}
         return not was_closed
 
     def statistics(self) -> Statistics:
         """The writer's ledger as it is now."""
         writer = self._writer
-        found = Statistics() if writer is None else writer.statistics()
+        return self.completed(Statistics() if writer is None else writer.statistics())
+
+    def completed(self, found: Statistics) -> Statistics:
+        """A writer's ledger with what this handle alone counts."""
         return replace(found, usage_errors=self._usage_errors)
 
-    # --- errors of the caller ------------------------------------------------------------------
+    # --- errors of the caller, calls within calls ----------------------------------------------
     def guarded(self, call: Callable[..., Pending], **arguments: Any) -> Pending:
-        """Run a call; under ``on_error="warn"`` its usage error is warned once and counted."""
+        """Run a call; under ``on_error="warn"`` its usage error is warned once and counted.
+
+        A signal handler, a finalizer or a callback of the garbage collector may log in the middle
+        of another call. Where it interrupted its thread between two of our instructions that
+        belong together, the call is set aside and made as soon as these are through.
+        """
+        writer = self._writer
+        if writer is not None and writer.is_held_here:
+            return self._set_aside(call, arguments)
         try:
             return call(**arguments)
         except UsageError as error:
             writer = self._writer
             if self.settings.on_error != "warn" or self._is_closed or writer is None:
                 raise
-            self._usage_errors += 1
-            writer.notices.tell(MetranaWarning, str(error), key=("usage", error.code))
+            self._tell_usage_error(writer, error)
             return READY
+        finally:
+            if self._aside:
+                self.catch_up()
+
+    def _tell_usage_error(self, writer: Writer, error: MetranaError) -> None:
+        with self._counting:
+            self._usage_errors += 1
+        writer.notices.tell(MetranaWarning, str(error), key=("usage", error.code))
+
+    def _set_aside(self, call: Callable[..., Pending], arguments: dict[str, Any]) -> Pending:
+        with contextlib.suppress(Exception):  # what cannot be copied is taken as it is
+            arguments = copy.deepcopy(arguments)
+        self._aside.append((call, arguments))
+        # The interrupted call catches up itself; where it is the engine's work, the engine does.
+        thread = running_engine()  # takes no lock: this very line may be interrupted, too
+        if thread is not None:
+            thread.call_soon(self.catch_up)
+        return READY
+
+    def catch_up(self) -> None:
+        """Make the calls that were set aside. Their usage errors can only be told."""
+        writer = self._writer
+        if writer is None or writer.is_held_here:
+            return
+        with contextlib.suppress(IndexError):  # another thread was faster
+            while self._aside:
+                call, arguments = self._aside.popleft()
+                try:
+                    call(**arguments)
+                except MetranaError as error:
+                    self._tell_usage_error(writer, error)
 
     # --- standard metrics ----------------------------------------------------------------------
     def log_scalars(self, metrics: Mapping[str, Any], step: int | None) -> Pending | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from metrana_async.engine.inbox import Inbox
+from metrana_async.engine.loop_thread import running_engine
 from metrana_async.errors import QueueFullError
 from metrana_async.waiting import READY, ROOM_TIMEOUT_S, Pending, RoomWait
 
@@ -18,6 +19,9 @@ class Gate:
     drop_new           is dropped and counted
     raise              raises QueueFullError and has no effect
     =================  ==========================================================================
+
+    A finalizer that runs on the engine's own thread is taken under "block" and never waits: the
+    thread would wait for itself.
     """
 
     def __init__(self, policy: str, *, is_blocking: bool) -> None:
@@ -36,7 +40,7 @@ class Gate:
             inbox.count_dropped(points)
             return False
         if self._policy == "block":
-            if inbox.has_room(points, nbytes, times=2):
+            if inbox.has_room(points, nbytes, times=2) or _is_engine():
                 return True
             if self._is_blocking and inbox.wait_for_room(ROOM_TIMEOUT_S):
                 return True
@@ -48,4 +52,10 @@ class Gate:
 
     def wait(self, inbox: Inbox) -> Pending:
         """What the caller of an appended call is to wait for."""
-        return RoomWait(inbox) if self._policy == "block" and inbox.is_over() else READY
+        is_waiting = self._policy == "block" and inbox.is_over() and not _is_engine()
+        return RoomWait(inbox) if is_waiting else READY
+
+
+def _is_engine() -> bool:
+    thread = running_engine()
+    return thread is not None and thread.is_own_thread

@@ -9,17 +9,19 @@ from __future__ import annotations
 import concurrent.futures
 import numbers
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from metrana_async.columns.names import check_env_id, check_labels, check_metric_name, check_scale
 from metrana_async.engine import lifecycle
 from metrana_async.engine.loop_thread import engine
-from metrana_async.errors import InvalidTypeError
+from metrana_async.errors import InvalidTypeError, WaitTimeoutError
 from metrana_async.front import Front
 from metrana_async.settings import Settings
 from metrana_async.statistics import CloseInfo, Statistics
 from metrana_async.wire.acks import Notice
 from metrana_async.wire.model import Family, Ordering, SeriesDef
+from metrana_async.writer import Writer
 
 FLUSH_TIMEOUT_S: Final = 900.0
 ASK_TIMEOUT_S: Final = 30.0
@@ -77,7 +79,7 @@ class Handle:
             check_labels(labels),
             Ordering.ORDERED,
         )
-        writer = self._front.writer
+        writer = self._caught_up(self._front.writer)
         mark = writer.inbox.appended_count
 
         async def answer() -> int | None:
@@ -93,7 +95,7 @@ class Handle:
     ) -> concurrent.futures.Future[tuple[int | None, int | None]]:
         """Ask the engine for `get_env_last_rl_step_and_episode`."""
         name = check_env_id(env_id)
-        writer = self._front.writer
+        writer = self._caught_up(self._front.writer)
         env_no = int(writer.registry.env_nos((name,))[0])
         mark = writer.inbox.appended_count
         return engine().submit(
@@ -103,13 +105,13 @@ class Handle:
     def begin_flush(self, timeout_secs: float) -> concurrent.futures.Future[Statistics]:
         """Start a flush of everything logged so far."""
         _check_seconds(timeout_secs, "timeout_secs")
-        writer = self._front.writer
+        writer = self._caught_up(self._front.writer)
         mark = writer.inbox.appended_count
 
         async def work() -> Statistics:
             statistics = await writer.flush(mark, timeout_secs)
             writer.check_losses()
-            return statistics
+            return self._front.completed(statistics)
 
         return engine().submit(work)
 
@@ -123,8 +125,10 @@ class Handle:
         """Start closing; calls are refused from now on."""
         _check_seconds(close_timeout, "close_timeout")
         front = self._front
-        is_first = front.mark_closed()
         writer = front.joined_writer
+        if writer is not None:
+            self._caught_up(writer)
+        is_first = front.mark_closed()
         if writer is None:
             return _done(CloseInfo(self.name, "finished", Statistics()))
         status, exception_type = lifecycle.status_of(ended_by)
@@ -135,7 +139,7 @@ class Handle:
                 writer.handles_count -= 1
             if writer.handles_count > 0:
                 # Other handles of this process still log through this writer.
-                statistics = await writer.flush(mark, close_timeout)
+                statistics = front.completed(await writer.flush(mark, close_timeout))
                 return CloseInfo(writer.run_name, "running", statistics, writer.notices.counts)
             info = await writer.close(
                 close_timeout,
@@ -144,9 +148,20 @@ class Handle:
                 exception_type=exception_type,
             )
             writer.check_losses()
-            return info
+            return replace(info, statistics=front.completed(info.statistics))
 
         return engine().submit(work)
+
+    def _caught_up(self, writer: Writer) -> Writer:
+        """Make the calls that were set aside, before somebody waits for the engine."""
+        if writer.is_held_here:
+            raise WaitTimeoutError(
+                "a signal handler or finalizer that interrupted a logging call half-way cannot "
+                "wait for the engine: it waits for that very call",
+                hint="have the handler set a flag, and flush or close outside it",
+            )
+        self._front.catch_up()
+        return writer
 
     def __repr__(self) -> str:
         settings = self.settings

@@ -38,7 +38,8 @@ class NoticeBoard:
     """Notices of one writer. Any thread."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        # Reentrant: a warning may run code of others, and a signal handler may log.
+        self._lock = threading.RLock()
         self._kept: deque[Notice] = deque(maxlen=NOTICES_KEPT)
         self._counts: Counter[str] = Counter()
         self._told: set[tuple[object, ...]] = set()

@@ -142,9 +142,18 @@ class Writer:
         return self.inbox.failure is None
 
     @property
+    def is_held_here(self) -> bool:
+        """Whether this very thread was interrupted while it holds a lock of this writer."""
+        return self.inbox.is_held_here or self.registry.is_held_here
+
+    @property
     def has_left(self) -> bool:
         """True once it was closed: nothing is left to do."""
         return self._closing is not None and self._closing.done()
+
+    def give_back(self) -> None:
+        """One handle fewer that has to close. Engine loop."""
+        self.handles_count -= 1
 
     def start(self) -> None:
         """Start the tasks. Engine loop."""

@@ -12,6 +12,10 @@ int of any width                float64, the nearest double beyond 2**53 (noted)
 bool                            0.0 / 1.0
 a finite float beyond float32   the whole block as float64 (noted), never as inf
 ==============================  =====================================================
+
+Casts are prepared so that none overflows, instead of silenced by `np.errstate`: that sets a context
+variable, and a finalizer that logs while the interpreter sets one crashes it (CPython up to 3.11).
+It is the fallback for callers who have numpy raise.
 """
 
 from __future__ import annotations
@@ -50,6 +54,8 @@ NOTE_TEXTS: Final = {
 FLOAT32_OVERFLOW: Final = 3.4028235677973366e38
 """The least magnitude that the cast to float32 (round half to even) turns into inf."""
 
+_FLOAT64_OVERFLOW: Final = np.ldexp(np.longdouble(1), 1024) - np.ldexp(np.longdouble(1), 970)
+_OVERFLOWS: Final = {"float16": 65520.0, "float32": FLOAT32_OVERFLOW}
 _EXACT_INT_MAX: Final = 2**53
 _DTYPES: Final = ("float16", "float32", "float64", "int32", "int64")
 _PYTHON_NUMBERS: Final = frozenset({float, int, bool})
@@ -173,9 +179,8 @@ def _from_array(array: AnyArray, what: str) -> _Source:
 
 
 def _check_long_double(array: AnyArray, what: str) -> None:
-    with np.errstate(over="ignore"):
-        bad = np.isinf(array.astype(np.float64)) & ~np.isinf(array)
-    if bad.any():
+    bad = _beyond(array, _FLOAT64_OVERFLOW)
+    if bad is not None:
         raise InvalidValueError(f"{what}{first_position(bad)[1]} is beyond the range of float64")
 
 
@@ -317,12 +322,10 @@ def _stored_by_default(source: _Source) -> Values:
 def _narrowed(source: _Source) -> Values:
     """Float64 (or wider) to float32 where nothing that was meant is lost by it."""
     array, mask, is_exact, notes = source.array, source.mask, source.is_exact, source.notes
-    with np.errstate(over="ignore", invalid="ignore"):
-        narrow = np.array(array, dtype=np.float32, order="C")
-    infinite = np.isinf(narrow)
-    if infinite.any() and (infinite & ~np.isinf(array)).any():
+    if _beyond(array, FLOAT32_OVERFLOW) is not None:
         notes = tuple({*notes, WIDENED_FLOAT32})
         return Values(np.array(array, dtype=np.float64, order="C"), mask, notes)
+    narrow = _cast(array, "float32")
     if is_exact is not None and (is_exact.all() or (is_exact & (narrow != array)).any()):
         return Values(np.array(array, dtype=np.float64, order="C"), mask, notes)
     return Values(narrow, mask, notes)
@@ -333,16 +336,40 @@ def _stored_as_float(source: _Source, wanted: str) -> Values:
     if source.mask is not None:
         array = np.where(source.mask, array, array.dtype.type(0))
     notes = {*source.notes, *_notes_of_int_array(array)}
-    with np.errstate(over="ignore", invalid="ignore"):
-        # One rounding only: straight to half, then wider without loss.
-        cast = np.array(array, dtype=wanted, order="C")
-    if array.dtype.kind != "b":
-        infinite = np.isinf(cast)
-        if infinite.any() and (infinite & ~np.isinf(array)).any():
-            notes.add(OVERFLOW_TO_INF)
+    limit = _OVERFLOWS.get(wanted)
+    far = None if limit is None else _beyond(array, limit)
+    if far is not None:
+        notes.add(OVERFLOW_TO_INF)
+        array = np.where(far, np.where(array < 0, -np.inf, np.inf), array)
+    # One rounding only: straight to half, then wider without loss.
+    cast = _cast(array, wanted)
     if wanted == "float16":
         cast = cast.astype(np.float32)
     return Values(cast, source.mask, tuple(sorted(notes)))
+
+
+def _beyond(array: AnyArray, limit: Any) -> BoolArray | None:
+    """Where a finite value is of magnitude `limit` or more; None where none is."""
+    if array.dtype.kind in "iu" and array.dtype.itemsize == 8:
+        array = array.astype(np.float64)  # the magnitude of -2**63 is no int64
+    if not array.size or (array.min() > -limit and array.max() < limit):
+        return None
+    magnitude = np.abs(array)
+    far = magnitude >= limit
+    if not far.any():
+        return None
+    far &= magnitude != np.inf
+    return far if far.any() else None
+
+
+def _cast(array: AnyArray, wanted: str) -> AnyArray:
+    """An owned copy in another dtype, in one rounding."""
+    try:
+        return np.array(array, dtype=wanted, order="C")
+    except FloatingPointError:
+        # np.seterr(all="raise") is for the caller's own sums: a value that fades to 0 is logged.
+        with np.errstate(all="ignore"):
+            return np.array(array, dtype=wanted, order="C")
 
 
 def _stored_as_integer(source: _Source, wanted: str, what: str) -> Values:

@@ -8,6 +8,9 @@ lock; a block takes the lock, because its points and bytes are counted. Order of
 
 So an item is either seen by the engine's last look or its producer sees the arming: nothing is
 left behind without somebody knowing. The inbox never waits and knows no event loop.
+
+A signal handler or a finalizer may interrupt a thread that holds the lock; it may append scalars
+then, but blocks only where `is_held_here` is False.
 """
 
 from __future__ import annotations
@@ -77,7 +80,7 @@ class Inbox:
         self._points_max = points_max
         self._bytes_max = bytes_max
         self._wake = wake
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._block_points = 0
         self._block_bytes = 0
@@ -96,6 +99,11 @@ class Inbox:
         """Items ever appended; the mark a flush waits for."""
         with self._lock:
             return self.taken_count + len(self.items)
+
+    @property
+    def is_held_here(self) -> bool:
+        """Whether this very thread was interrupted while it holds the lock."""
+        return bool(self._lock._is_owned())  # type: ignore[attr-defined]  # what Condition asks
 
     @property
     def failure(self) -> MetranaError | None:
@@ -197,7 +205,9 @@ class Inbox:
 
     def arm(self) -> bool:
         """Engine: ask for a wake-up. False when something is waiting already: look again."""
-        self.is_armed = True
+        with self._lock:
+            # The lock is a fence: without a GIL the look below could else come before the arming.
+            self.is_armed = True
         if self.items:
             self.is_armed = False
             return False

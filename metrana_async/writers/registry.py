@@ -58,7 +58,7 @@ class SeriesRegistry:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._series_nos: dict[SeriesDef, int] = {}
         self._definitions: list[SeriesDef] = []
         self._pins: dict[PinKey, Pin] = {}
@@ -74,6 +74,11 @@ class SeriesRegistry:
         self.seeded_last_step: dict[int, int] = {}
         self.seeded_environments: dict[int, tuple[int, int]] = {}
         self.seeded_episodes: dict[tuple[int, int], int] = {}
+
+    @property
+    def is_held_here(self) -> bool:
+        """Whether this very thread was interrupted in the middle of a claim."""
+        return bool(self._lock._is_owned())  # type: ignore[attr-defined]  # what Condition asks
 
     # --- series ------------------------------------------------------------------------------
 
