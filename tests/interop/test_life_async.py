@@ -14,14 +14,16 @@ from metrana_async.transport.http import HttpTransport
 pytestmark = pytest.mark.e2e
 
 HEAD = """
-import asyncio, threading, time
+import anyio, asyncio, threading, time
 import metrana_async as m
 
 def quiet_debug(coroutine):
     # Does not mind the imports of the first init.
-    with asyncio.Runner(debug=True) as runner:
-        runner.get_loop().slow_callback_duration = 10
-        runner.run(coroutine)
+    loop = asyncio.new_event_loop()
+    loop.set_debug(True)
+    loop.slow_callback_duration = 10
+    loop.run_until_complete(coroutine)
+    loop.close()
 """
 
 
@@ -122,14 +124,14 @@ def test_every_way_to_wait_or_not(place):
                 task.cancel()
                 await asyncio.wait([task])
                 run.log("m", 6.0)
-                async with asyncio.timeout(5):
+                with anyio.fail_after(5):
                     await run.log("m", 7.0)
                 done, _ = await asyncio.wait([asyncio.create_task(run.log("m", 8.0))])
                 assert [t.result() for t in done] == [None]
                 asyncio.get_running_loop().call_soon(run.log, "m", 9.0)
                 await asyncio.sleep(0)
-                async with asyncio.TaskGroup() as group:
-                    group.create_task(run.log("m", 10.0))
+                async with anyio.create_task_group() as group:
+                    group.start_soon(run.log, "m", 10.0)
         quiet_debug(main())
         """,
     )
