@@ -98,9 +98,7 @@ class Handle:
         writer = self._caught_up(self._front.writer)
         env_no = int(writer.registry.env_nos((name,))[0])
         mark = writer.inbox.appended_count
-        return engine().submit(
-            lambda: writer.ask(lambda series: series.last_rl_step_and_episode(env_no), mark)
-        )
+        return engine().submit(lambda: writer.last_of_environment(env_no, mark))
 
     def begin_flush(self, timeout_secs: float) -> concurrent.futures.Future[Statistics]:
         """Start a flush of everything logged so far."""

@@ -105,6 +105,7 @@ class Writer:
         self._wanted = asyncio.Event()
         self._progress = Pulse()
         self._ledger = Ledger()
+        self._dropped_seen = 0
         self._published = Statistics()
         self._declared_dropped = 0
         # Points between inbox and lanes: not 0 only when the pump dies on them.
@@ -375,6 +376,31 @@ class Writer:
         if not self.settings.is_disabled:
             await self._until(lambda: self.inbox.taken_count >= mark, deadline_s, REPLY_TIMEOUT_S)
         return question(self._series)
+
+    async def last_of_environment(self, env_no: int, mark: int) -> tuple[int | None, int | None]:
+        """Highest rl_step and episode of an environment; points known to be dropped do not count.
+
+        Which points of a batch were dropped is known to the server only, so it is asked again
+        once some were. Without an answer the dropped ones are still counted in.
+        """
+        dropped = self._dropped_points()
+        if dropped != self._dropped_seen:
+            aside = self._series.set_environments_aside()
+            try:
+                await self.flush(mark, REPLY_TIMEOUT_S)
+                reply = await self._call("/writers/open", self._request, OpenReply, REPLY_TIMEOUT_S)
+            except MetranaError as error:
+                self._series.add_environments(*aside)
+                self._on_trouble(error)
+            else:
+                self.registry.reseed_environments(reply.seeds)
+                self._dropped_seen = dropped
+        return await self.ask(lambda series: series.last_rl_step_and_episode(env_no), mark)
+
+    def _dropped_points(self) -> int:
+        kinds = (Outcome.DUPLICATE, Outcome.SUPERSEDED)
+        answered = sum(self._ledger.outcomes[kind.value] for kind in kinds)
+        return answered + self._ledger.lost[Outcome.PIN_CONFLICT.value]
 
     # --- leaving -------------------------------------------------------------------------------
     async def close(

@@ -106,6 +106,14 @@ class SeriesWriters:
         """Two independent maxima of an environment over both RL functions and all labels."""
         return self._last.last_rl_step_and_episode(env_no)
 
+    def set_environments_aside(self) -> tuple[Int64Array, Int64Array]:
+        """Forget what was logged of environments, and return it for `add_environments`."""
+        return self._last.set_environments_aside()
+
+    def add_environments(self, rl_step: Int64Array, episode: Int64Array) -> None:
+        """Take in highest rl_steps and episodes by env_no, -1 where there is none."""
+        self._last.add_environments(rl_step, episode)
+
     def _know_lanes(self) -> None:
         known, count = len(self._lanes), self._registry.series_count
         if known < count:

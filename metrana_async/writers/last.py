@@ -48,6 +48,17 @@ class LastSeen:
             episode = max(episode, int(self._episode[env_no]))
         return (None if rl_step == _NEVER else rl_step, None if episode == _NEVER else episode)
 
+    def set_environments_aside(self) -> tuple[Int64Array, Int64Array]:
+        """Forget what was logged of environments, and return it for `add_environments`."""
+        aside = self._rl_step, self._episode
+        self._rl_step, self._episode = np.zeros(0, np.int64), np.zeros(0, np.int64)
+        return aside
+
+    def add_environments(self, rl_step: Int64Array, episode: Int64Array) -> None:
+        """Take in maxima by env_no, -1 where there is none."""
+        if len(rl_step):
+            self._note_environments(np.arange(len(rl_step)), rl_step, episode)
+
     def note(self, load: _Tables) -> None:
         """Take in the tables of one lane, in call order."""
         for table in load.points:

@@ -282,6 +282,17 @@ class SeriesRegistry:
 
     # --- what the server says ----------------------------------------------------------------
 
+    def reseed_environments(self, seeds: Seeds) -> None:
+        """Take in what the server knows of environments now."""
+        with self._lock:
+            self._seed_environments(seeds)
+
+    def _seed_environments(self, seeds: Seeds) -> None:
+        for env_id, rl_step, episode in seeds.environments:
+            env_no = int(self._number_envs((env_id,))[0])
+            known = (-1 if rl_step is None else rl_step, -1 if episode is None else episode)
+            self.seeded_environments[env_no] = known
+
     def seed(self, seeds: Seeds) -> list[SeriesDef]:
         """Take in what the server knew when this writer joined.
 
@@ -303,10 +314,7 @@ class SeriesRegistry:
                 for mode, env_ids in row[7].items():
                     env_nos = self._number_envs(tuple(env_ids))
                     self._pin_modes(number, env_nos, StepMode(mode), None)
-            for env_id, rl_step, episode in seeds.environments:
-                env_no = int(self._number_envs((env_id,))[0])
-                known = (-1 if rl_step is None else rl_step, -1 if episode is None else episode)
-                self.seeded_environments[env_no] = known
+            self._seed_environments(seeds)
             for index, env_id, episode in seeds.episodes:
                 env_no = int(self._number_envs((env_id,))[0])
                 if episode is not None:
