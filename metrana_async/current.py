@@ -74,6 +74,7 @@ def init(
     data_dir: str | os.PathLike[str] | None = None,
     on_error: str | None = None,
     quiet: bool | None = None,
+    redact: bool | None = None,
     transport: Transport | None = None,
 ) -> Opening:
     """Open a run and make it the current one; await the result or enter it with ``async with``.
@@ -104,6 +105,8 @@ def init(
         data_dir: where the local server keeps its store.
         on_error: "raise", or "warn" to count the caller's mistakes instead of raising.
         quiet: say nothing on stderr.
+        redact: False stores attributes as they are; by default what looks like a secret becomes
+            ``***`` before it leaves the process.
         transport: carries requests instead of HTTP, e.g. `testing.MemoryServer.transport()`.
 
     Raises:
@@ -135,6 +138,7 @@ def init(
         "data_dir": data_dir,
         "on_error": on_error,
         "quiet": quiet,
+        "redact": redact,
     }
     return open_run(arguments, transport=transport, on_open=set_current)
 

@@ -24,6 +24,7 @@ from metrana_async import opening
 from metrana_async.columns.blocks import GridBlock, PointBlock, ScalarItem
 from metrana_async.columns.episodes import episode_columns
 from metrana_async.columns.points import StandardColumns, flatten_mapping, standard_columns
+from metrana_async.columns.redaction import redact_updates, redaction_text
 from metrana_async.columns.rl_grid import EnvIdCache, grid_columns
 from metrana_async.columns.values import NOTE_TEXTS
 from metrana_async.definitions import DefinitionCache
@@ -477,8 +478,14 @@ class Front:
 
     # --- attributes ----------------------------------------------------------------------------
     def log_updates(self, updates: Sequence[AttributeUpdate]) -> Pending:
-        """Queue attribute updates behind what was logged before."""
-        inbox = self.writer.inbox
+        """Queue attribute updates behind what was logged before, less their secrets."""
+        writer = self.writer
+        inbox = writer.inbox
+        if self.settings.redact:
+            updates, redacted = redact_updates(updates, own_key=self.settings.api_key)
+            if redacted:
+                text = redaction_text(redacted)
+                writer.notices.tell(MetranaWarning, text, key=("redacted",), stacklevel=5)
         nbytes = sum(_ATTRIBUTE_BYTES + len(str(update.value)) for update in updates)
         if updates:
             # Attributes are few and never dropped: no policy applies to them.

@@ -8,6 +8,7 @@ import contextlib
 import secrets
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib import metadata
 from typing import Final
@@ -15,13 +16,15 @@ from typing import Final
 from metrana_async import local
 from metrana_async.columns.attributes import config_updates, description_update, tags_update
 from metrana_async.columns.names import check_name
+from metrana_async.columns.redaction import redact_updates, redaction_text
 from metrana_async.engine import lifecycle
 from metrana_async.engine.clock import SystemClock
 from metrana_async.engine.loop_thread import engine, on_fork, running_engine
-from metrana_async.errors import InitError, MetranaError, TransportError
+from metrana_async.errors import InitError, MetranaError, MetranaWarning, TransportError
 from metrana_async.notices import set_log_level
 from metrana_async.orchestration import process_identity, resolve_orchestration_id, spans_hosts
 from metrana_async.settings import Settings
+from metrana_async.transport.addresses import without_user
 from metrana_async.transport.base import ServerAddress, Transport
 from metrana_async.wire.messages import (
     OpenReply,
@@ -53,7 +56,7 @@ def prepare(settings: Settings) -> Settings:
     check_name("project name", settings.project_name)
     if settings.run_name is not None:
         check_name("run name", settings.run_name)
-    _create_only(settings)
+    _create_only(settings)  # refuses at the call what it could not send
     set_log_level(settings.log_level)
     identity = resolve_orchestration_id(settings.orchestration_id)
     return replace(settings, orchestration_id=identity)
@@ -99,8 +102,9 @@ async def _join(settings: Settings, transport: Transport | None) -> Writer:
         from metrana_async.transport.http import HttpTransport
 
         address = await _address(settings)
-        transport, where = HttpTransport(address), address.url
-    request = _request(settings)
+        transport, where = HttpTransport(address), without_user(address.url)
+    create_only, redacted = _create_only(settings)
+    request = _request(settings, create_only)
     body = encode_message(request)
     left_s = max(0.1, settings.init_timeout_secs - (clock.monotonic_s() - started_s))
     chosen = transport
@@ -138,6 +142,8 @@ async def _join(settings: Settings, transport: Transport | None) -> Writer:
         clock=clock,
     )
     writer.where = where
+    if redacted and reply.created:
+        writer.notices.tell(MetranaWarning, redaction_text(redacted), key=("redacted",))
     writer.start()
     _writers[(*place, reply.run_name)] = writer
     _present.append(writer)
@@ -156,7 +162,7 @@ async def _address(settings: Settings) -> ServerAddress:
     return await local.find_or_start(settings.data_dir, timeout_s=settings.init_timeout_secs)
 
 
-def _request(settings: Settings) -> OpenRequest:
+def _request(settings: Settings, create_only: Sequence[AttributeUpdate] = ()) -> OpenRequest:
     return OpenRequest(
         workspace=settings.workspace_name,
         project=settings.project_name,
@@ -167,18 +173,19 @@ def _request(settings: Settings) -> OpenRequest:
         logger_id=settings.logger_id,
         started_us=time.time_ns() // 1000,
         process=process_identity(),
-        attributes=[[u.op.value, u.path, u.value] for u in _create_only(settings)],
+        attributes=[[u.op.value, u.path, u.value] for u in create_only],
         sdk_version=_version(),
     )
 
 
-def _create_only(settings: Settings) -> list[AttributeUpdate]:
+def _create_only(settings: Settings) -> tuple[list[AttributeUpdate], list[str]]:
+    """What the creator of the run sets, and the paths where secrets were replaced."""
     updates = [] if settings.config is None else config_updates("config", settings.config)
     if settings.tags:
         updates.append(tags_update(AttributeOp.TAGS_SET, list(settings.tags)))
     if settings.description is not None:
         updates.append(description_update(settings.description))
-    return updates
+    return redact_updates(updates, own_key=settings.api_key) if settings.redact else (updates, [])
 
 
 def _version() -> str:

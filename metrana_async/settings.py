@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from metrana_async.errors import InitError
+from metrana_async.transport.addresses import without_user
 
 QUEUE_POINTS_DEFAULT: Final = 1 << 22
 QUEUE_BYTES_DEFAULT: Final = 64 << 20
@@ -46,6 +47,7 @@ _ENVIRONMENT: Final[dict[str, str]] = {
     "queue_capacity": "METRANA_EVENT_QUEUE_MAX_SIZE",
     "init_timeout_secs": "METRANA_INIT_TIMEOUT_SECS",
     "quiet": "METRANA_QUIET",
+    "redact": "METRANA_REDACT",
 }
 
 _DEFAULTS: Final[dict[str, Any]] = {
@@ -61,6 +63,7 @@ _DEFAULTS: Final[dict[str, Any]] = {
     "queue_capacity": QUEUE_POINTS_DEFAULT,
     "init_timeout_secs": 120.0,
     "quiet": False,
+    "redact": True,
 }
 
 
@@ -74,6 +77,7 @@ class Settings:
         api_key: bearer token; never shown, never pickled.
         queue_capacity: most points the inbox holds before the policy decides.
         init_timeout_secs: seconds the handshake may take.
+        redact: replace what looks like a secret in attributes before it leaves the process.
         data_dir: where the local server keeps its store; None = `locations` decides.
     """
 
@@ -100,11 +104,13 @@ class Settings:
     init_timeout_secs: float = 120.0
     data_dir: str | None = None
     quiet: bool = False
+    redact: bool = True
 
     def __repr__(self) -> str:
+        url = None if self.ingestion_url is None else without_user(self.ingestion_url)
         return (
             f"Settings({self.workspace_name}/{self.project_name}/{self.run_name}, "
-            f"ingestion_url={self.ingestion_url!r}, init_mode={self.init_mode!r})"
+            f"ingestion_url={url!r}, init_mode={self.init_mode!r})"
         )
 
     @property
@@ -113,8 +119,11 @@ class Settings:
         return self.init_mode == "disabled"
 
     def without_secrets(self) -> Settings:
-        """The same settings, fit to leave the process."""
-        return replace(self, api_key=None)
+        """The same settings, fit to leave the process.
+
+        Without the configuration as it was given: the run has it, less its secrets.
+        """
+        return replace(self, api_key=None, config=None)
 
     def for_reconnect(self, *, run_name: str, orchestration_id: str) -> Settings:
         """The settings with which a child or another process joins the run that was opened."""
@@ -164,7 +173,8 @@ def _parse(name: str, given: Any, source: str) -> Any:
     try:
         return parser(given)
     except (TypeError, ValueError) as error:
-        raise InitError(f"{source}={given!r} is not acceptable: {error}") from error
+        shown = "***" if name == "api_key" else repr(given)
+        raise InitError(f"{source}={shown} is not acceptable: {error}") from error
 
 
 def _choice(name: str, given: Any, source: str, choices: tuple[str, ...]) -> str:
@@ -245,6 +255,7 @@ _PARSERS: Final[dict[str, Callable[[Any], Any]]] = {
     "queue_capacity": _capacity,
     "init_timeout_secs": _seconds,
     "quiet": _switch,
+    "redact": _switch,
     "tags": _tags,
     "config": _config,
 }

@@ -39,6 +39,7 @@ def init(
     data_dir: str | os.PathLike[str] | None = None,
     on_error: str | None = None,
     quiet: bool | None = None,
+    redact: bool | None = None,
     transport: Any = None,
 ) -> Run:
     """Open a run and make it the current one; the result is the run and a context manager.
@@ -69,6 +70,8 @@ def init(
         data_dir: where the local server keeps its store.
         on_error: "raise", or "warn" to count the caller's mistakes instead of raising.
         quiet: say nothing on stderr.
+        redact: False stores attributes as they are; by default what looks like a secret becomes
+            ``***`` before it leaves the process.
         transport: carries requests instead of HTTP, e.g. `testing.MemoryServer.transport()`.
 
     Raises:
@@ -99,6 +102,7 @@ def init(
         "data_dir": data_dir,
         "on_error": on_error,
         "quiet": quiet,
+        "redact": redact,
     }
     opening = open_run(arguments, transport=transport, on_open=current.set_current)
     writer = wait_for(opening.begin(), opening.settings.init_timeout_secs)

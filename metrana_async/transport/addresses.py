@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 import ipaddress
+import re
+from typing import Final
 from urllib.parse import urlsplit
+
+_USER: Final = re.compile(r"(?<=://)[^/?#@]*@")
+
+
+def without_user(url: str) -> str:
+    """A URL as it may be shown: user name and password are not."""
+    return _USER.sub("***@", url, count=1)
 
 
 def is_this_machine(url: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from metrana_async.transport.addresses import without_user
 from metrana_async.wire.messages import JSON_TYPE
 
 
@@ -23,7 +24,7 @@ class ServerAddress:
     token: str | None = None
 
     def __repr__(self) -> str:
-        return f"ServerAddress({self.url!r}, socket_path={self.socket_path!r})"
+        return f"ServerAddress({without_user(self.url)!r}, socket_path={self.socket_path!r})"
 
 
 class Transport(Protocol):

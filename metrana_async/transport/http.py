@@ -19,7 +19,7 @@ from metrana_async.errors import (
     TransportError,
     UnavailableError,
 )
-from metrana_async.transport.addresses import is_this_machine
+from metrana_async.transport.addresses import is_this_machine, without_user
 from metrana_async.transport.base import ServerAddress
 from metrana_async.wire.messages import API_PREFIX, JSON_TYPE, decode_error
 
@@ -83,7 +83,7 @@ class HttpTransport:
 
     @property
     def _where(self) -> str:
-        return self._address.socket_path or self._address.url
+        return self._address.socket_path or without_user(self._address.url)
 
     def _open_session(self) -> aiohttp.ClientSession:
         if self._is_closed:
