@@ -35,3 +35,7 @@ WRITER_LIVE_S: Final = 60.0
 
 # Reads are complete or refused: an answer has at most this many rows.
 ANSWER_ROWS: Final = 1 << 24
+
+# Lines of one bucketed answer (run × metric), and the n that may be asked for.
+LINES_COUNT: Final = 1000
+BUCKETS_COUNT: Final = 4096

@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 
 from metrana_async.server.http.endpoint import Answer, Endpoint
+from metrana_async.server.http.statistics import statistics_endpoints
 from metrana_async.server.query.service import (
     EnvStepColumns,
     EpisodeColumns,
@@ -29,7 +30,8 @@ _Read = Callable[[QueryService, Query], Answer]
 
 def query_endpoints(service: QueryService) -> dict[str, Endpoint]:
     """Endpoints by path, to be mounted under ``API_PREFIX``."""
-    return {path: _endpoint(service, read) for path, read in _READS.items()}
+    ours = {path: _endpoint(service, read) for path, read in _READS.items()}
+    return {**ours, **statistics_endpoints(service)}
 
 
 def _endpoint(service: QueryService, read: _Read) -> Endpoint:

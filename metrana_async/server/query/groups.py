@@ -7,7 +7,7 @@ they have data: `count` says how many had.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Final
 
@@ -20,25 +20,27 @@ from metrana_async.server.query.buckets import Buckets, Treatment, value_columns
 from metrana_async.wire.model import Int64Array
 
 _FACTS: Final = ("name", "project", "state", "tags", "description", "git_sha", "run_uid")
-_CONFIG: Final = "config."
+_CONFIG: Final = "config/"
 
 
-def run_field(run: dict[str, Any], path: str) -> Any:
-    """What a run has under a name: ``config.lr``, ``state``, ``tags`` or an attribute's path.
+def run_fields(run: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run can be grouped by: its facts, ``config.…``, and every attribute by its path.
 
-    `run` is as `runs.describe_run` makes it. None where it has nothing of the name. Dots after
-    ``config.`` lead into nested values; a key that itself has dots is found as well.
+    `run` is as `runs.describe_run` makes it. A nested key of the config is found both by its dots
+    and by its slashes: ``config.optimizer.lr`` and ``config.optimizer/lr``.
     """
     attributes = run["attributes"]
-    if path in _FACTS:
-        return run[path]
-    if path.startswith(_CONFIG):
-        rest = path[len(_CONFIG) :]
-        for name in (rest, rest.replace(".", "/")):
-            if f"config/{name}" in attributes:
-                return attributes[f"config/{name}"]
-        return None
-    return attributes.get(path)
+    config = {
+        path[len(_CONFIG) :]: value
+        for path, value in attributes.items()
+        if path.startswith(_CONFIG)
+    }
+    return {
+        **attributes,
+        **{f"config.{path.replace('/', '.')}": value for path, value in config.items()},
+        **{f"config.{path}": value for path, value in config.items()},
+        **{name: run[name] for name in _FACTS},
+    }
 
 
 def partition(keys: Sequence[Sequence[Any]]) -> tuple[list[Sequence[Any]], Int64Array]:

@@ -337,6 +337,18 @@ class QueryService:
             for name, rl_step, episode in columns
         ]
 
+    def env_names(self, run: RunRow) -> list[str]:
+        """Every environment's id, by its number."""
+        return self._store.run_contents(run.run_no).env_names
+
+    def env_attributes(self, run: RunRow) -> list[tuple[int, str, Any]]:
+        """Every environment's current attributes as (env_no, path, value); none of one episode."""
+        return [
+            (row.env_no, row.path, row.value)
+            for row in self._store.run_contents(run.run_no).attributes
+            if row.env_no is not None and row.episode is None
+        ]
+
     def ledger(self, run: RunRow) -> dict[str, int]:
         """Where the run's committed points are; `visible` and `merged` are measured by reading.
 

@@ -1,0 +1,321 @@
+"""Curves of many runs: bucketed on one grid, and runs in groups.
+
+Every point of the window takes part, one line at a time: a line is read, summarised at a level that
+suits it, and brought to the common grid when all lines are known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from metrana_async.errors import InvalidQueryError, NotFoundError, UnsupportedAggregationError
+from metrana_async.server.query import across, aggregate, groups
+from metrana_async.server.query import buckets as grid
+from metrana_async.server.query.buckets import Buckets, Treatment
+from metrana_async.server.query.catalogue import nearest
+from metrana_async.server.query.line_points import LinePoints, line_points
+from metrana_async.server.query.service import QueryService
+from metrana_async.server.store.base import RunRow
+from metrana_async.wire import limits
+from metrana_async.wire.model import FloatArray, Int64Array
+from metrana_async.wire.statistics import StatisticsQuery
+
+BUCKETS_DEFAULT: Final = 500
+GROUP_FUNCTIONS: Final = ("mean", "std", "min", "max")
+_MERGE_LACKS: Final = tuple(f for f in grid.FUNCTIONS if f not in aggregate.MERGE_FUNCTIONS)
+
+Facts = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """An answer: columns of one length, and facts beside them."""
+
+    columns: dict[str, Int64Array | FloatArray]
+    facts: Facts
+
+
+@dataclass(slots=True)
+class _Line:
+    """One curve while an answer is made; `summary` is None where the run has no such series."""
+
+    facts: Facts
+    summary: Buckets | None = None
+    is_exact: bool = False
+    is_merge: bool = False
+    treatment: Treatment = Treatment.BUCKET
+
+
+@dataclass(slots=True)
+class _Window:
+    """The x that an answer spans: what was asked for, else what was found."""
+
+    query: StatisticsQuery
+    found: list[int] = field(default_factory=list)
+
+    def see(self, points: LinePoints) -> None:
+        if len(points.x):
+            self.found += (int(points.x.min()), int(points.x.max()))
+
+    def level(self, buckets_count: int) -> int:
+        """The grid's level for what was seen until now; it only ever rises."""
+        return grid.level_for(*self.bounds, buckets_count)
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        first, last = self.query.from_x, self.query.to_x
+        if first is None:
+            first = min(self.found, default=0 if last is None else last)
+        if last is None:
+            last = max(self.found, default=first)
+        return first, max(first, last)
+
+
+def buckets(service: QueryService, query: StatisticsQuery) -> Table:
+    """Every metric of every run as a line, all on one grid.
+
+    A line with at most 2n points in the window is answered by its points, unless the query says
+    otherwise; a merge series by its steps.
+
+    Raises:
+        NotFoundError: no run has any of the series; where only some lack it, their line says so.
+        InvalidQueryError: more lines than `limits.LINES_COUNT`.
+        UnsupportedAggregationError: a function that buckets, or a merge series, do not offer.
+    """
+    functions = _bucket_functions(query)
+    runs = find_runs(service, query)
+    if not query.metrics:
+        raise InvalidQueryError("the query names no metric")
+    if query.all_envs:
+        raise InvalidQueryError(
+            "buckets are of one environment",
+            hint="name the env_id, or read statistics across environments",
+        )
+    lines_count = len(runs) * len(query.metrics)
+    if lines_count > limits.LINES_COUNT:
+        raise InvalidQueryError(
+            f"{len(runs)} runs × {len(query.metrics)} metrics are {lines_count} lines, more than "
+            f"an answer's {limits.LINES_COUNT}",
+            hint="ask for fewer runs or metrics at a time",
+        )
+    n = query.buckets or BUCKETS_DEFAULT
+    window, lines, missing = _Window(query), [], []
+    for run in runs:
+        for metric in query.metrics:
+            line = _Line({"run": run.name, "run_uid": run.run_uid, "project": run.project})
+            line.facts["metric"] = metric
+            lines.append(line)
+            try:
+                points = line_points(service, run, metric, query)
+            except NotFoundError as error:
+                missing.append(error)
+                continue
+            if points.is_merge:
+                for function in query.functions or ():
+                    aggregate.check_function(function, is_merge=True)
+            window.see(points)
+            _summarise(line, points, window, n)
+    if len(missing) == len(lines):
+        raise missing[0]
+    return _bucket_table(query, lines, window, functions)
+
+
+def group_runs(service: QueryService, query: StatisticsQuery) -> Table:
+    """Statistics across the runs of each group, at each x or bucket.
+
+    Raises:
+        NotFoundError: no run has the series, or none has a field of `by`.
+        InvalidQueryError: a run is named twice, or there are more than `limits.LINES_COUNT`.
+        UnsupportedAggregationError: a function that is not offered across runs, or a first stage
+            that the series does not offer.
+    """
+    functions = across_functions(query)
+    runs = find_runs(service, query)
+    described = [service.run(run) for run in runs]
+    keys, group_of_run = groups.partition(_run_keys(described, query.by))
+    treatment = Treatment.AGGREGATE if query.buckets is None else Treatment.BUCKET
+    window = _Window(query)
+    parts: dict[int, tuple[Buckets, str]] = {}
+    missing = []
+    for at, run in enumerate(runs):
+        try:
+            points = line_points(service, run, query.metric, query)
+        except NotFoundError as error:
+            missing.append(error)
+            continue
+        window.see(points)
+        level = 0 if query.buckets is None else window.level(query.buckets)
+        made = grid.summarise(points.x, points.value, level, line=points.line, treatment=treatment)
+        parts[at] = made, _first_stage(query, is_merge=points.is_merge)
+        check_rows(sum(len(part) for part, _ in parts.values()), query)
+    if not parts:
+        raise missing[0]
+    level = 0 if query.buckets is None else window.level(query.buckets)
+    numbers = groups.side_by_side(
+        [
+            groups.run_numbers(grid.coarsen(made, level), at, first, treatment)
+            for at, (made, first) in parts.items()
+        ]
+    )
+    return across_table(
+        across.reduce_across(numbers, group_of_run, functions),
+        {
+            "groups": [
+                {
+                    "by": dict(zip(query.by, key, strict=True)),
+                    "members": [runs[i].name for i in np.flatnonzero(group_of_run == g)],
+                }
+                for g, key in enumerate(keys)
+            ],
+            "missing": [run.name for at, run in enumerate(runs) if at not in parts],
+            "width": 1 << level,
+        },
+    )
+
+
+def find_runs(service: QueryService, query: StatisticsQuery) -> list[RunRow]:
+    """The runs of a query, in its order; each at most once."""
+    if not query.runs:
+        raise InvalidQueryError("the query names no run")
+    if len(query.runs) > limits.LINES_COUNT:
+        raise InvalidQueryError(
+            f"{len(query.runs)} runs are more than an answer's {limits.LINES_COUNT}",
+            hint="ask for fewer runs at a time",
+        )
+    runs = [service.find_run(query.workspace, query.project, run) for run in query.runs]
+    seen: dict[int, str] = {}
+    for name, run in zip(query.runs, runs, strict=True):
+        if run.run_no in seen:
+            raise InvalidQueryError(
+                f"run {run.name!r} is named twice: as {seen[run.run_no]!r} and as {name!r}"
+            )
+        seen[run.run_no] = name
+    return runs
+
+
+def across_functions(query: StatisticsQuery) -> list[str]:
+    """The statistics across members to answer; the count is a column anyway."""
+    functions = list(dict.fromkeys(query.functions or GROUP_FUNCTIONS))
+    for function in functions:
+        across.check_across(function)
+    return [function for function in functions if function != "count"]
+
+
+def across_table(made: across.Across, facts: Facts) -> Table:
+    """Statistics across members as an answer."""
+    names = ("group", "x", "count", "members_count", "points_count", "nan_count")
+    columns = {name: getattr(made, name) for name in names}
+    return Table({**columns, **made.values}, {**facts, "functions": list(made.values)})
+
+
+def check_rows(rows_count: int, query: StatisticsQuery) -> None:
+    """InvalidQueryError where an answer would pass `limits.ANSWER_ROWS`."""
+    if rows_count > limits.ANSWER_ROWS:
+        raise InvalidQueryError(
+            f"{', '.join(query.metrics)} in {len(query.runs)} runs has {rows_count} rows, more "
+            f"than an answer's {limits.ANSWER_ROWS}",
+            hint="ask for buckets (n=), a window (from_=, to=) or fewer runs",
+        )
+
+
+# --- parts ---------------------------------------------------------------------------------------
+def _bucket_functions(query: StatisticsQuery) -> list[str]:
+    functions = list(dict.fromkeys(query.functions or grid.FUNCTIONS))
+    for function in functions:
+        if function not in grid.FUNCTIONS:
+            raise UnsupportedAggregationError(
+                f"{function!r} is not offered of buckets; offered are "
+                f"{', '.join(grid.FUNCTIONS)}; counts always come with them"
+            )
+    return functions
+
+
+def _summarise(line: _Line, points: LinePoints, window: _Window, n: int) -> None:
+    x, value = points.x, points.value
+    line.is_merge = points.is_merge
+    rows_count = len(np.unique(x)) if points.is_merge else len(x)
+    line.is_exact = window.query.exact and rows_count <= 2 * n
+    if line.is_exact and not points.is_merge:
+        line.treatment = Treatment.AGGREGATE  # a point shows as it is
+        line.summary = grid.points_as_rows(x, value)
+    else:
+        line.summary = grid.summarise(x, value, 0 if line.is_exact else window.level(n))
+
+
+def _bucket_table(
+    query: StatisticsQuery, lines: Sequence[_Line], window: _Window, functions: Sequence[str]
+) -> Table:
+    level = window.level(query.buckets or BUCKETS_DEFAULT)
+    parts: list[dict[str, Any]] = []
+    for at, line in enumerate(lines):
+        made = line.summary
+        line.facts |= {"found": made is not None, "exact": line.is_exact}
+        if made is None:
+            continue
+        if not line.is_exact:
+            made = grid.coarsen(made, level)
+        line.facts |= {
+            "points_count": int(made.points_count.sum()),
+            "x_first": int(made.x_first[0]) if len(made) else None,
+            "x_last": int(made.x_last[-1]) if len(made) else None,
+        }
+        parts.append(_line_columns(at, line, made, functions))
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    first, last = window.bounds
+    facts = {
+        "lines": [line.facts for line in lines],
+        "functions": list(functions),
+        "axis": query.axis,
+        "width": 1 << level,
+        "first_edge": (first >> level) << level,
+        "buckets_count": (last >> level) - (first >> level) + 1 if window.found else 0,
+    }
+    return Table(columns, facts)
+
+
+def _line_columns(
+    at: int, line: _Line, made: Buckets, functions: Sequence[str]
+) -> dict[str, Int64Array | FloatArray]:
+    values = grid.value_columns(made, functions, treatment=line.treatment)
+    if line.is_merge:
+        for function in set(functions) & set(_MERGE_LACKS):
+            values[function] = np.full(len(made), np.nan)
+    return {
+        "line": np.full(len(made), at, dtype=np.int64),
+        "x": made.x,
+        "x_first": made.x_first,
+        "x_last": made.x_last,
+        "count": made.partials.finite_count,
+        "nan_count": made.partials.nan_count,
+        "positive_inf_count": made.partials.positive_inf_count,
+        "negative_inf_count": made.partials.negative_inf_count,
+        **values,
+    }
+
+
+def _first_stage(query: StatisticsQuery, *, is_merge: bool) -> str:
+    """How a run's points at one x become one number; without a word, a merge step reads as last."""
+    first = query.first or ("last" if is_merge else "mean")
+    aggregate.check_function(first, is_merge=is_merge)
+    if first not in aggregate.FUNCTIONS:
+        raise UnsupportedAggregationError(
+            f"{first!r} is not offered as the first stage over a run's points; offered are "
+            f"{', '.join(aggregate.FUNCTIONS)}"
+        )
+    return first
+
+
+def _run_keys(described: Sequence[Facts], by: Sequence[str]) -> list[list[Any]]:
+    """What each run has under each name of `by`; None where it has nothing."""
+    by_run = [groups.run_fields(run) for run in described]
+    for path in by:
+        if not any(path in there for there in by_run):
+            raise NotFoundError(
+                f"none of the {len(described)} runs has {path!r} to group by",
+                hint=nearest(path, set().union(*by_run), "run(name).attributes"),
+            )
+    return [[there.get(path) for path in by] for there in by_run]
