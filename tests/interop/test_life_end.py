@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -187,9 +188,15 @@ def test_ctrl_c_in_the_middle_of_flush_and_close(place):
     )
     assert process.stdout.readline() == "up\n"
     time.sleep(0.2)
-    process.send_signal(signal.SIGINT)
+    # Python drops a Ctrl-C that arrives in a weakref's callback, and says so: pressed again then.
+    for _ in range(3):
+        process.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(5)
+            break
     _, errors = process.communicate(timeout=10)
-    assert (process.returncode, errors) == (5, "")
+    assert process.returncode == 5, errors
+    assert not errors or "Exception ignored in" in errors
     assert end_of(place)[2] == [1.0, 2.0, 3.0]
 
 
