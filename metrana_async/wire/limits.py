@@ -39,3 +39,7 @@ ANSWER_ROWS: Final = 1 << 24
 # Lines of one bucketed answer (run × metric), and the n that may be asked for.
 LINES_COUNT: Final = 1000
 BUCKETS_COUNT: Final = 4096
+
+# A filter of runs: characters, and levels of parentheses and `not`.
+FILTER_CHARS: Final = 16_384
+FILTER_DEPTH: Final = 100
