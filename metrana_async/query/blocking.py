@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any, Final, TypeVar
 
 from metrana_async.errors import UsageError
+from metrana_async.query.blocking_statistics import BlockingStatisticsQueries
 from metrana_async.query.client import Labels, QueryClient
 from metrana_async.query.results import (
     EnvironmentInfo,
@@ -40,7 +41,7 @@ _Result = TypeVar("_Result")
 _CLOSE_S: Final = 5.0
 
 
-class BlockingQueryClient:
+class BlockingQueryClient(BlockingStatisticsQueries):
     """`QueryClient` for code that does not await: same arguments, answers and errors.
 
     Thread-safe: several threads may ask at once.

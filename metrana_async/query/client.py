@@ -6,7 +6,6 @@ is asked again within its deadline; an answer is checked before anything of it i
 
 from __future__ import annotations
 
-import operator
 import time
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
@@ -17,6 +16,7 @@ import orjson
 
 from metrana_async.errors import ConnectError, ProtocolError, TransportError, UsageError
 from metrana_async.query import results
+from metrana_async.query.plain import plain
 from metrana_async.query.results import (
     EnvironmentInfo,
     EnvSeries,
@@ -31,6 +31,7 @@ from metrana_async.query.results import (
     Series,
     SeriesInfo,
 )
+from metrana_async.query.statistics import StatisticsQueries
 from metrana_async.settings import resolve_settings
 from metrana_async.transport.base import ServerAddress, Transport
 from metrana_async.wire.answers import decode_columns, decode_number
@@ -42,15 +43,7 @@ _PAUSES_S: Final = (0.1, 0.4, 1.0)
 _Result = TypeVar("_Result")
 
 
-def _plain(number: Any) -> Any:
-    """An integer of any library as an int; anything else as it is, for the encoder to refuse."""
-    try:
-        return operator.index(number)
-    except TypeError:
-        return number
-
-
-class QueryClient:
+class QueryClient(StatisticsQueries):
     """Reads runs, series and statistics from a server.
 
     Args:
@@ -338,13 +331,13 @@ class QueryClient:
         labels, bounds = fields.pop("labels", None), fields.pop("step_range", None)
         for name in ("episode", "generation"):
             if name in fields:
-                fields[name] = _plain(fields[name])
+                fields[name] = plain(fields[name])
         return Query(
             workspace=self.workspace,
             project=project or self.project,
             run=run,
             labels=dict(labels) if isinstance(labels, Mapping) else labels,
-            step_range=list(map(_plain, bounds)) if isinstance(bounds, Iterable) else bounds,
+            step_range=list(map(plain, bounds)) if isinstance(bounds, Iterable) else bounds,
             **fields,
         )
 
@@ -357,9 +350,11 @@ class QueryClient:
         return results.env_series_from(answer)
 
     async def _ask(self, path: str, query: Query, decode: Callable[[bytes], _Result]) -> _Result:
+        return await self._post(path, encode_query(query), decode)
+
+    async def _post(self, path: str, body: bytes, decode: Callable[[bytes], _Result]) -> _Result:
         """Ask until there is an answer or the time is up, and decode it."""
         deadline_s = time.monotonic() + self._timeout_s
-        body = encode_query(query)
         for pause_s in (*_PAUSES_S, None):
             try:
                 transport = await self._connect(deadline_s)
