@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import concurrent.futures
 import numbers
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from metrana_async.columns.names import check_env_id, check_labels, check_metric_name, check_scale
 from metrana_async.engine import lifecycle
-from metrana_async.engine.loop_thread import engine
+from metrana_async.engine.loop_thread import engine, submit_nowhere
 from metrana_async.errors import InvalidTypeError, WaitTimeoutError
 from metrana_async.front import Front
 from metrana_async.settings import Settings
@@ -22,6 +22,8 @@ from metrana_async.statistics import CloseInfo, Statistics
 from metrana_async.wire.acks import Notice
 from metrana_async.wire.model import Family, Ordering, SeriesDef
 from metrana_async.writer import Writer
+
+_Result = TypeVar("_Result")
 
 FLUSH_TIMEOUT_S: Final = 900.0
 ASK_TIMEOUT_S: Final = 30.0
@@ -88,7 +90,7 @@ class Handle:
                 return None
             return await writer.ask(lambda series: series.last_step(number), mark)
 
-        return engine().submit(answer)
+        return self._submit(answer)
 
     def begin_last_rl_step(
         self, env_id: str
@@ -98,7 +100,7 @@ class Handle:
         writer = self._caught_up(self._front.writer)
         env_no = int(writer.registry.env_nos((name,))[0])
         mark = writer.inbox.appended_count
-        return engine().submit(lambda: writer.last_of_environment(env_no, mark))
+        return self._submit(lambda: writer.last_of_environment(env_no, mark))
 
     def begin_flush(self, timeout_secs: float) -> concurrent.futures.Future[Statistics]:
         """Start a flush of everything logged so far."""
@@ -111,7 +113,7 @@ class Handle:
             writer.check_losses()
             return self._front.completed(statistics)
 
-        return engine().submit(work)
+        return self._submit(work)
 
     def begin_close(
         self,
@@ -148,7 +150,13 @@ class Handle:
             writer.check_losses()
             return replace(info, statistics=front.completed(info.statistics))
 
-        return engine().submit(work)
+        return self._submit(work)
+
+    def _submit(
+        self, work: Callable[[], Coroutine[Any, Any, _Result]]
+    ) -> concurrent.futures.Future[_Result]:
+        # A disabled run starts no thread.
+        return submit_nowhere(work) if self.settings.is_disabled else engine().submit(work)
 
     def _caught_up(self, writer: Writer) -> Writer:
         """Make the calls that were set aside, before somebody waits for the engine."""

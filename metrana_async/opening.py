@@ -19,7 +19,7 @@ from metrana_async.columns.names import check_name
 from metrana_async.columns.redaction import redact_updates, redaction_text
 from metrana_async.engine import lifecycle
 from metrana_async.engine.clock import SystemClock
-from metrana_async.engine.loop_thread import engine, on_fork, running_engine
+from metrana_async.engine.loop_thread import engine, on_fork, running_engine, submit_nowhere
 from metrana_async.errors import InitError, MetranaError, MetranaWarning, TransportError
 from metrana_async.notices import set_log_level
 from metrana_async.orchestration import process_identity, resolve_orchestration_id, spans_hosts
@@ -66,6 +66,8 @@ def submit_open(
     settings: Settings, transport: Transport | None = None
 ) -> concurrent.futures.Future[Writer]:
     """Open (or share) the writer of the run that prepared `settings` name, on the engine."""
+    if settings.is_disabled:
+        return submit_nowhere(lambda: _open_disabled(settings))
     lifecycle.install(_farewell)
     return engine().submit(lambda: _open(settings, transport))
 
@@ -79,10 +81,7 @@ async def _open(settings: Settings, transport: Transport | None) -> Writer:
         for key in [key for key, writer in _writers.items() if not writer.is_open]:
             del _writers[key]
         _present[:] = [writer for writer in _present if not writer.has_left]
-        if settings.is_disabled:
-            writer = _disabled(settings)
-        else:
-            writer = await _join(settings, transport)
+        writer = await _join(settings, transport)
         writer.handles_count += 1
         return writer
 
@@ -138,7 +137,7 @@ async def _join(settings: Settings, transport: Transport | None) -> Writer:
         request=replace(request, run_name=reply.run_name),
         reply=reply,
         transport=chosen,
-        engine=engine(),
+        call_soon=engine().call_soon,
         clock=clock,
     )
     writer.where = where
@@ -209,7 +208,7 @@ class _Nowhere:
         """See Transport."""
 
 
-def _disabled(settings: Settings) -> Writer:
+async def _open_disabled(settings: Settings) -> Writer:
     name = settings.run_name or "disabled"
     request = _request(settings)
     reply = OpenReply(
@@ -223,14 +222,16 @@ def _disabled(settings: Settings) -> Writer:
         generation="",
         seeds=Seeds(),
     )
-    return Writer(
+    writer = Writer(
         settings,
         request=request,
         reply=reply,
         transport=_Nowhere(),
-        engine=engine(),
+        call_soon=lambda callback: None,  # noqa: ARG005 - nothing is kept: nobody is woken
         clock=SystemClock(),
     )
+    writer.handles_count = 1
+    return writer
 
 
 def announce(writer: Writer) -> None:

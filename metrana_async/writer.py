@@ -20,7 +20,6 @@ from metrana_async.delivery.retry import Backoff
 from metrana_async.delivery.sender import Sender
 from metrana_async.engine.clock import Clock
 from metrana_async.engine.inbox import Inbox
-from metrana_async.engine.loop_thread import LoopThread
 from metrana_async.engine.pulse import Pulse
 from metrana_async.engine.supervisor import Supervisor
 from metrana_async.errors import (
@@ -74,7 +73,7 @@ class Writer:
         request: OpenRequest,
         reply: OpenReply,
         transport: Transport,
-        engine: LoopThread,
+        call_soon: Callable[[Callable[[], object]], None],
         clock: Clock,
     ) -> None:
         self.settings = settings
@@ -87,7 +86,7 @@ class Writer:
         self.inbox = Inbox(
             settings.queue_capacity,
             settings.queue_bytes,
-            lambda: engine.call_soon(self._wanted.set),
+            lambda: call_soon(self._wanted.set),
             discards=settings.is_disabled,
         )
         self.plain: dict[str, int] = {}
@@ -414,6 +413,11 @@ class Writer:
         Raises:
             WaitTimeoutError: that other call has more time and has not ended after `timeout_s`.
         """
+        if self.settings.is_disabled:
+            # Nothing was kept and nobody is to be told; there may be no loop to do it on, either.
+            self._stop_shortcuts()
+            self.inbox.stop(RunClosedError(f"run {self.run_name!r} was closed in this process"))
+            return CloseInfo(self.run_name, status, self.statistics(), dict(self.notices.counts))
         if self._closing is None:
             leaving = self._close(
                 timeout_s, is_run_over=is_run_over, status=status, exception_type=exception_type
@@ -439,16 +443,15 @@ class Writer:
             self._on_trouble(error)
         self._give_up()
         left_s = min(REPLY_TIMEOUT_S, max(_LEAVE_RESERVE_S, deadline_s - self._clock.monotonic_s()))
-        if not self.settings.is_disabled:
-            leave = LeaveRequest(
-                self.run_uid,
-                self.writer_id,
-                is_run_over=is_run_over,
-                status=status,
-                exception_type=exception_type,
-                counters=wire_counters(self.statistics()),
-            )
-            await self._leave(leave, left_s)
+        leave = LeaveRequest(
+            self.run_uid,
+            self.writer_id,
+            is_run_over=is_run_over,
+            status=status,
+            exception_type=exception_type,
+            counters=wire_counters(self.statistics()),
+        )
+        await self._leave(leave, left_s)
         await self._supervisor.stop()
         self._is_released = True
         await self._transport.close()

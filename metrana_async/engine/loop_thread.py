@@ -139,6 +139,24 @@ def engine() -> LoopThread:
         return _engine
 
 
+def submit_nowhere(
+    work: Callable[[], Coroutine[Any, Any, _Result]],
+) -> concurrent.futures.Future[_Result]:
+    """Run `work()` here and now, without an engine: for work that waits for nothing."""
+    future: concurrent.futures.Future[_Result] = concurrent.futures.Future()
+    coroutine = work()
+    try:
+        coroutine.send(None)
+    except StopIteration as finished:
+        future.set_result(finished.value)
+    except Exception as error:
+        future.set_exception(error)
+    else:
+        coroutine.close()
+        raise InternalError("work that was to wait for nothing waits")
+    return future
+
+
 def running_engine() -> LoopThread | None:
     """This process's engine if it runs. Takes no lock: fit for signal handlers."""
     thread = _engine

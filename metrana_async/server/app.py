@@ -43,10 +43,17 @@ _IDLE_CHECK_S: Final = 5.0
 class Backend:
     """Everything behind the endpoints of one server: in a process, or in a test's memory."""
 
-    def __init__(self, store: PointStore) -> None:
+    def __init__(self, store: PointStore, *, clock: Callable[[], float] = time.time) -> None:
+        """Make a backend.
+
+        Args:
+            store: closed with the backend.
+            clock: Unix time in seconds.
+        """
         self.store = store
+        self._clock = clock
         self._is_stopped = False
-        self.worker = IngestWorker(IngestService(store))
+        self.worker = IngestWorker(IngestService(store, clock=clock))
         self.query = QueryService(store)
         self.endpoints: dict[str, Endpoint] = {
             **ingest_endpoints(self.worker),
@@ -60,7 +67,7 @@ class Backend:
             "protocol": PROTOCOL_VERSION,
             "pid": os.getpid(),
             "generation": self.store.generation,
-            "time_ms": time.time_ns() // 1_000_000,
+            "time_ms": int(self._clock() * 1000),
         }
         return Answer(orjson.dumps(content))
 
