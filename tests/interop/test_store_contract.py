@@ -11,10 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from metrana_async.errors import NotFoundError
 from metrana_async.server.store.base import (
     AcceptedPoints,
     AttributeRow,
     Commit,
+    DeletedRun,
     PointStore,
     SealUnit,
     SeriesRow,
@@ -65,7 +67,7 @@ def test_an_empty_store_answers(store: PointStore) -> None:
     assert store.due(now_s=0.0, everything=True) == []
     assert len(store.read_points(1)) == 0
     assert len(store.read_env_steps(1)) == 0
-    with pytest.raises(KeyError):
+    with pytest.raises(NotFoundError):
         store.run_contents(1)
 
 
@@ -202,3 +204,100 @@ def test_many_tiles_answer_as_the_oracle(tmp_path: Path) -> None:
         )
     assert_same_answers(store, oracle, world)
     store.close()
+
+
+def deleted(run_no: int) -> DeletedRun:
+    return DeletedRun(run_no, f"{run_no:032x}", "default", "proj", f"run-{run_no}", 77)
+
+
+def filled(store: PointStore, *, is_sealed: bool) -> World:
+    """Two runs with points, the first of them half sealed or not at all."""
+    world = World(3)
+    store.commit(world.catalogue())
+    store.commit(Commit(points=[world.standard_points(30, [5])]))
+    if is_sealed:
+        seal_everything(store)
+        store.commit(Commit(points=[world.standard_points(7, [5])]))
+    return world
+
+
+@pytest.mark.parametrize("is_sealed", [False, True])
+def test_a_deleted_run_leaves_its_names_only(store: PointStore, is_sealed: bool) -> None:
+    """Rows, pages, heads and points of the run go at once, the other run stays, numbers too."""
+    filled(store, is_sealed=is_sealed)
+    before, other = store.next_numbers(), store.run_contents(2)
+    store.commit(Commit(deleted=[deleted(1)]))
+    assert [run.run_no for run in store.runs()] == [2]
+    assert store.run_contents(2) == other
+    assert store.find_run("default", "proj", "run-1") is None
+    assert store.find_run_uid(f"{1:032x}") is None
+    assert store.page(1, "d" * 32) is None
+    assert store.heads(1) == {}
+    assert store.tails(1) == []
+    assert store.next_numbers() == before
+    for read in (lambda: store.run_contents(1), lambda: store.read_points(5)):
+        with pytest.raises(NotFoundError):
+            read()
+    assert store.find_deleted(f"{1:032x}") == deleted(1)
+    assert store.find_deleted("e" * 32) is None
+    while store.purge():
+        pass
+    assert store.due(now_s=0.0, everything=True) == []
+
+
+def test_a_writer_is_found_by_its_id_also_after_its_run_is_gone(store: PointStore) -> None:
+    """`find_writer` gives the run, `find_deleted` the run that was."""
+    store.commit(Commit(runs=[run_row(1)], writers=[writer_row(1, 1, writer_id="w" * 32)]))
+    assert store.find_writer("w" * 32) == 1
+    assert store.find_writer("v" * 32) is None
+    assert store.find_deleted("w" * 32) is None
+    store.commit(Commit(deleted=[deleted(1)]))
+    assert store.find_writer("w" * 32) is None
+    assert store.find_deleted("w" * 32) == deleted(1)
+
+
+def test_numbers_and_points_of_a_deleted_run_do_not_come_back(tmp_path: Path) -> None:
+    """After a restart the log still names the run's series: nobody inherits them."""
+    store = SqliteStore(tmp_path / "store")
+    filled(store, is_sealed=True)
+    numbers = store.next_numbers()
+    store.commit(Commit(deleted=[deleted(1)]))
+    store.close()
+    again = SqliteStore(tmp_path / "store")
+    assert again.next_numbers() == numbers
+    series_no = numbers[2]
+    row = SeriesRow(series_no, 2, definition(Family.STANDARD, "new"))
+    again.commit(Commit(series=[row]))
+    assert len(again.read_points(series_no)) == 0
+    assert again.find_deleted(f"{1:032x}") == deleted(1)
+    while again.purge():
+        pass
+    (left,) = again._writer.execute("SELECT count(*) FROM tile").fetchone()
+    assert left == 0
+    again.close()
+
+
+def test_the_tails_of_a_run_are_those_of_its_series(store: PointStore) -> None:
+    """`tails` holds what `tail` gives series by series, and nothing of another run."""
+    world = filled(store, is_sealed=True)
+    store.commit(Commit(points=[world.standard_points(9, [6])]))
+    for series in store.run_contents(1).series:
+        number = series.series_no
+        one, every = store.tail(number), store.tails(1)
+        steps = [t.step[t.series_no == number].tolist() for t in one]
+        every_steps = [t.step[t.series_no == number].tolist() for t in every]
+        assert sum(steps, []) == sum(every_steps, [])  # noqa: RUF017
+    assert all(table.run_no == 1 for table in store.tails(1))
+    assert store.tails(3) == []
+
+
+def test_a_catalogue_without_series_has_the_rest(store: PointStore) -> None:
+    """`with_series=False` leaves out what a list of runs does not need."""
+    store.commit(World(4).catalogue())
+    short, full = store.run_contents(1, with_series=False), store.run_contents(1)
+    assert (short.row, short.writers, short.attributes) == (
+        full.row,
+        full.writers,
+        full.attributes,
+    )
+    assert (short.series, short.env_names, short.lanes) == ([], [], [])

@@ -106,6 +106,18 @@ class CutRow:
     discarded_points: int
 
 
+@dataclass(frozen=True, slots=True)
+class DeletedRun:
+    """What is left of a run that was deleted: enough to tell its late writers."""
+
+    run_no: int
+    run_uid: str
+    workspace: str
+    project: str
+    name: str
+    deleted_ms: int
+
+
 @dataclass(slots=True)
 class AcceptedPoints:
     """Rows of STANDARD or EPISODE series of one writer that the rules stored, numbered.
@@ -153,7 +165,9 @@ class Commit:
     """Everything one durable transaction adds; rows replace rows of the same key.
 
     Keys: run_no; writer_no; series_no; (run_no, env_no); (writer_no, lane); (run_no, page digest);
-    (run_no, env_no, episode, path). `cuts` and the accepted tables only ever add.
+    (run_no, env_no, episode, path). `cuts` and the accepted tables only ever add. `deleted` takes
+    everything of a run away and leaves the row in its place; nothing of that run may be in the
+    same commit or come later.
     """
 
     runs: list[RunRow] = field(default_factory=list)
@@ -167,6 +181,7 @@ class Commit:
     cuts: list[CutRow] = field(default_factory=list)
     points: list[AcceptedPoints] = field(default_factory=list)
     segments: list[AcceptedSegments] = field(default_factory=list)
+    deleted: list[DeletedRun] = field(default_factory=list)
 
     def is_empty(self) -> bool:
         """True when committing it would change nothing."""
@@ -237,6 +252,7 @@ class PointStore(Protocol):
 
     Errors: `UnavailableError` when the disk refuses (full, read-only, I/O error): nothing of the
     commit is visible then and the store stays usable. `InternalError` on a broken invariant.
+    `NotFoundError` when a run is deleted while its points are read: never a part of them.
     """
 
     @property
@@ -261,8 +277,20 @@ class PointStore(Protocol):
         """The run of this uid, or None."""
         ...
 
-    def run_contents(self, run_no: int) -> RunContents:
-        """The run's catalogue; KeyError when there is none."""
+    def find_writer(self, writer_id: str) -> int | None:
+        """The run_no of the run that this writer is of, or None."""
+        ...
+
+    def find_deleted(self, identity: str) -> DeletedRun | None:
+        """The deleted run of this uid, or that a writer of this id was of; None when neither."""
+        ...
+
+    def run_contents(self, run_no: int, *, with_series: bool = True) -> RunContents:
+        """The run's catalogue; NotFoundError when there is none.
+
+        Without `with_series` its series, environments and lanes are left out: a run may have
+        hundreds of thousands, and a list of runs needs none.
+        """
         ...
 
     def page(self, run_no: int, digest: str) -> bytes | None:
@@ -270,7 +298,7 @@ class PointStore(Protocol):
         ...
 
     def next_numbers(self) -> tuple[int, int, int]:
-        """First unused run_no, writer_no, series_no."""
+        """First run_no, writer_no, series_no that were never used, by a deleted run neither."""
         ...
 
     # --- points ----------------------------------------------------------------------------
@@ -318,6 +346,14 @@ class PointStore(Protocol):
         """
         ...
 
+    def tails(self, run_no: int) -> list[AcceptedPoints | AcceptedSegments]:
+        """The tails of all series of a run, each series' in order. Any thread.
+
+        To combine them with `heads`, take the tails first: what is sealed in between is then in
+        both and not in neither.
+        """
+        ...
+
     def due(self, *, now_s: float, everything: bool = False) -> list[SealUnit]:
         """Units worth sealing now, most urgent first; with `everything`, all that have a tail."""
         ...
@@ -327,6 +363,10 @@ class PointStore(Protocol):
 
         Changes nothing that a reader can see.
         """
+        ...
+
+    def purge(self) -> bool:
+        """Give back some of the space of deleted runs; True when there is more to do."""
         ...
 
     def close(self) -> None:

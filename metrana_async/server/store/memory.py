@@ -9,15 +9,19 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 
+from metrana_async.errors import NotFoundError
 from metrana_async.server.store.base import (
     AcceptedPoints,
     AcceptedSegments,
     AttributeRow,
     Commit,
     CutRow,
+    DeletedRun,
     LaneRow,
     RunContents,
     RunRow,
@@ -48,6 +52,15 @@ class MemoryStore:
         self._points: dict[int, list[AcceptedPoints]] = {}
         self._segments: dict[int, list[AcceptedSegments]] = {}
         self._sealed: dict[int, tuple[int, bytes]] = {}
+        self._journal: dict[int, list[AcceptedPoints | AcceptedSegments]] = {}
+        """Every table of a run in arrival order."""
+        self._journal_marks: dict[int, int] = {}
+        """Length of its run's journal at the last seal of a series."""
+        self._deleted: dict[str, DeletedRun] = {}
+        """By run uid and by writer id."""
+        self._used = (0, 0, 0)
+        """The highest run_no, writer_no and series_no of deleted runs."""
+        self._gone_series: set[int] = set()
 
     @property
     def generation(self) -> str:
@@ -75,6 +88,38 @@ class MemoryStore:
                     self._points.setdefault(series_no, []).append(table)
             for segments in changes.segments:
                 self._segments.setdefault(segments.series_no, []).append(segments)
+            tables: list[AcceptedPoints | AcceptedSegments] = [*changes.points, *changes.segments]
+            for accepted in tables:
+                self._journal.setdefault(accepted.run_no, []).append(accepted)
+            for deleted in changes.deleted:
+                self._delete(deleted)
+
+    def _delete(self, deleted: DeletedRun) -> None:
+        run_no = deleted.run_no
+        contents = self.run_contents(run_no)
+        numbers = [s.series_no for s in contents.series]
+        self._deleted[deleted.run_uid] = deleted
+        for writer in contents.writers:
+            self._deleted[writer.writer_id] = deleted
+            del self._writers[writer.writer_no]
+        for lane in contents.lanes:
+            del self._lanes[lane.writer_no, lane.lane]
+        for series_no in numbers:
+            for kept in (self._series, self._cuts, self._points, self._segments, self._sealed):
+                kept.pop(series_no, None)
+        writer_nos = [w.writer_no for w in contents.writers]
+        highest = (run_no, max(writer_nos, default=0), max(numbers, default=0))
+        self._used = (
+            max(self._used[0], highest[0]),
+            max(self._used[1], highest[1]),
+            max(self._used[2], highest[2]),
+        )
+        self._gone_series.update(numbers)
+        self._journal.pop(run_no, None)
+        self._envs.pop(run_no, None)
+        self._pages = {key: frame for key, frame in self._pages.items() if key[0] != run_no}
+        self._attributes = {k: a for k, a in self._attributes.items() if k[0] != run_no}
+        del self._runs[run_no]
 
     def runs(self) -> list[RunRow]:
         """See PointStore."""
@@ -90,18 +135,30 @@ class MemoryStore:
         """See PointStore."""
         return next((r for r in self.runs() if r.run_uid == run_uid), None)
 
-    def run_contents(self, run_no: int) -> RunContents:
+    def find_writer(self, writer_id: str) -> int | None:
         """See PointStore."""
         with self._lock:
+            found = (w.run_no for w in self._writers.values() if w.writer_id == writer_id)
+            return next(found, None)
+
+    def find_deleted(self, identity: str) -> DeletedRun | None:
+        """See PointStore."""
+        return self._deleted.get(identity)
+
+    def run_contents(self, run_no: int, *, with_series: bool = True) -> RunContents:
+        """See PointStore."""
+        with self._lock:
+            if run_no not in self._runs:
+                raise NotFoundError(f"there is no run {run_no}")
             names = self._envs.get(run_no, {})
             writers = [w for w in self._writers.values() if w.run_no == run_no]
             numbers = {w.writer_no for w in writers}
             return RunContents(
                 row=self._runs[run_no],
                 writers=writers,
-                series=[s for s in self._series.values() if s.run_no == run_no],
-                env_names=[names[n] for n in range(len(names))],
-                lanes=[x for x in self._lanes.values() if x.writer_no in numbers],
+                series=[s for s in self._series.values() if with_series and s.run_no == run_no],
+                env_names=[names[n] for n in range(len(names) if with_series else 0)],
+                lanes=[x for x in self._lanes.values() if with_series and x.writer_no in numbers],
                 attributes=[a for a in self._attributes.values() if a.run_no == run_no],
             )
 
@@ -113,7 +170,8 @@ class MemoryStore:
         """See PointStore."""
         with self._lock:
             kept = (self._runs, self._writers, self._series)
-            run_no, writer_no, series_no = (max(rows, default=0) + 1 for rows in kept)
+            used = zip((max(rows, default=0) for rows in kept), self._used, strict=True)
+            run_no, writer_no, series_no = (max(pair) + 1 for pair in used)
             return run_no, writer_no, series_no
 
     def read_points(
@@ -125,6 +183,7 @@ class MemoryStore:
     ) -> StoredPoints:
         """See PointStore."""
         with self._lock:
+            self._check_there(series_no)
             tables = list(self._points.get(series_no, ()))
         parts = []
         for t in tables:
@@ -151,6 +210,7 @@ class MemoryStore:
     ) -> StoredEnvSteps:
         """See PointStore."""
         with self._lock:
+            self._check_there(series_no)
             tables = list(self._segments.get(series_no, ()))
         parts = []
         for table in tables:
@@ -169,6 +229,10 @@ class MemoryStore:
             nothing = np.empty(0, np.float32)
             return StoredEnvSteps(none, none, none, none, none, none, nothing, none)
         return StoredEnvSteps(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+
+    def _check_there(self, series_no: int) -> None:
+        if series_no in self._gone_series:
+            raise NotFoundError("the run was deleted while it was read")
 
     def cuts(self, series_no: int) -> list[CutRow]:
         """See PointStore."""
@@ -194,6 +258,23 @@ class MemoryStore:
             mark = self._sealed.get(series_no, (0, b""))[0]
             return self._committed(series_no)[mark:]
 
+    def tails(self, run_no: int) -> list[AcceptedPoints | AcceptedSegments]:
+        """See PointStore."""
+        with self._lock:
+            journal = list(self._journal.get(run_no, ()))
+            marks = dict(self._journal_marks)
+        found: list[AcceptedPoints | AcceptedSegments] = []
+        for at, table in enumerate(journal):
+            if isinstance(table, AcceptedSegments):
+                if marks.get(table.series_no, 0) <= at:
+                    found.append(table)
+                continue
+            sealed = [n for n in np.unique(table.series_no).tolist() if marks.get(n, 0) > at]
+            keep = ~np.isin(table.series_no, sealed)
+            if keep.any():
+                found.append(table if keep.all() else _rows(table, keep))
+        return found
+
     def due(self, *, now_s: float, everything: bool = False) -> list[SealUnit]:
         """See PointStore. Nothing here ever needs sealing; `everything` seals for the tests."""
         del now_s
@@ -208,9 +289,19 @@ class MemoryStore:
         with self._lock:
             for series_no in unit.series_nos:
                 self._sealed[series_no] = (len(self._committed(series_no)), heads[series_no])
+                self._journal_marks[series_no] = len(self._journal.get(unit.run_no, ()))
+
+    def purge(self) -> bool:
+        """See PointStore. What is deleted is gone at once here."""
+        return False
 
     def close(self) -> None:
         """See PointStore."""
+
+
+def _rows(table: AcceptedPoints, keep: npt.NDArray[np.bool_]) -> AcceptedPoints:
+    names = ("series_no", "env_no", "step", "rl_step", "time_ms", "value")
+    return replace(table, **{name: getattr(table, name)[keep] for name in names})
 
 
 def expand_segments(table: AcceptedSegments) -> StoredEnvSteps:

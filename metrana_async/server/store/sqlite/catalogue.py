@@ -13,10 +13,12 @@ from typing import Any, Final
 
 import orjson
 
+from metrana_async.errors import NotFoundError
 from metrana_async.server.store.base import (
     AttributeRow,
     Commit,
     CutRow,
+    DeletedRun,
     LaneRow,
     RunContents,
     RunRow,
@@ -94,6 +96,55 @@ def write_catalogue(
         )
 
 
+def delete_run(connection: sqlite3.Connection, deleted: DeletedRun) -> None:
+    """Take a run's catalogue away and leave what `deleted` says; units and tiles stay.
+
+    Raises:
+        NotFoundError: there is no such run.
+    """
+    run_no = deleted.run_no
+    (series_no_max,) = connection.execute(
+        "SELECT coalesce(max(series_no), 0) FROM series WHERE run_no=?", (run_no,)
+    ).fetchone()
+    fields = (deleted.run_uid, deleted.workspace, deleted.project, deleted.name)
+    connection.execute(
+        "INSERT INTO deleted_run VALUES(?,?,?,?,?,?,?)",
+        (run_no, *fields, deleted.deleted_ms, series_no_max),
+    )
+    connection.execute(
+        "INSERT INTO deleted_writer SELECT writer_no, writer_id, run_no FROM writer WHERE run_no=?",
+        (run_no,),
+    )
+    for table, key, owner in (("head", "series_no", "series"), ("cut", "series_no", "series"),
+                              ("lane", "writer_no", "writer")):  # fmt: skip
+        connection.execute(
+            f"DELETE FROM {table} WHERE {key} IN (SELECT {key} FROM {owner} WHERE run_no=?)",
+            (run_no,),
+        )
+    for table in ("series", "env", "page", "attribute", "writer", "run"):
+        done = connection.execute(f"DELETE FROM {table} WHERE run_no=?", (run_no,))
+    if done.rowcount != 1:
+        raise NotFoundError(f"there is no run {run_no}")
+
+
+def read_writer_run(connection: sqlite3.Connection, writer_id: str) -> int | None:
+    """See PointStore.find_writer."""
+    found = connection.execute(
+        "SELECT run_no FROM writer WHERE writer_id=?", (writer_id,)
+    ).fetchone()
+    return None if found is None else int(found[0])
+
+
+def read_deleted(connection: sqlite3.Connection, identity: str) -> DeletedRun | None:
+    """See PointStore.find_deleted."""
+    found = connection.execute(
+        "SELECT run_no, run_uid, workspace, project, name, deleted_ms FROM deleted_run"
+        " WHERE run_uid=? OR run_no=(SELECT run_no FROM deleted_writer WHERE writer_id=?)",
+        (identity, identity),
+    ).fetchone()
+    return None if found is None else DeletedRun(*found)
+
+
 def _text(value: Any) -> str:
     return orjson.dumps(value).decode()
 
@@ -159,18 +210,19 @@ def read_runs(connection: sqlite3.Connection, where: str = "", *values: str) -> 
     return [_run_row(row) for row in found]
 
 
-def read_contents(connection: sqlite3.Connection, run_no: int) -> RunContents:
+def read_contents(connection: sqlite3.Connection, run_no: int, *, with_series: bool) -> RunContents:
     """See PointStore.run_contents."""
 
-    def select(sql: str) -> list[tuple[Any, ...]]:
-        return connection.execute(sql, (run_no,)).fetchall()
+    def select(sql: str, *, if_: bool = True) -> list[tuple[Any, ...]]:
+        return connection.execute(sql, (run_no,)).fetchall() if if_ else []
 
     run = select(f"SELECT {_RUN} FROM run WHERE run_no=?")
     if not run:
-        raise KeyError(run_no)
+        raise NotFoundError(f"there is no run {run_no}")
     lanes = select(
         "SELECT lane.* FROM writer JOIN lane USING(writer_no) WHERE run_no=?"
-        " ORDER BY writer_no, lane"
+        " ORDER BY writer_no, lane",
+        if_=with_series,
     )
     return RunContents(
         row=_run_row(run[0]),
@@ -181,11 +233,15 @@ def read_contents(connection: sqlite3.Connection, run_no: int) -> RunContents:
         series=[
             SeriesRow(series_no, run_no, definition_from_text(text))
             for series_no, text in select(
-                "SELECT series_no, definition FROM series WHERE run_no=? ORDER BY series_no"
+                "SELECT series_no, definition FROM series WHERE run_no=? ORDER BY series_no",
+                if_=with_series,
             )
         ],
         env_names=[
-            name for (name,) in select("SELECT name FROM env WHERE run_no=? ORDER BY env_no")
+            name
+            for (name,) in select(
+                "SELECT name FROM env WHERE run_no=? ORDER BY env_no", if_=with_series
+            )
         ],
         lanes=[
             LaneRow(writer, lane, seq, digest % _INT64_SPAN) for writer, lane, seq, digest in lanes
@@ -210,10 +266,15 @@ def read_page(connection: sqlite3.Connection, run_no: int, digest: str) -> bytes
 def read_next_numbers(connection: sqlite3.Connection) -> tuple[int, int, int]:
     """First unused run_no, writer_no, series_no."""
     run_no, writer_no, series_no = connection.execute(
-        "SELECT (SELECT max(run_no) FROM run), (SELECT max(writer_no) FROM writer),"
-        " (SELECT max(series_no) FROM series)"
+        "SELECT"
+        " max((SELECT coalesce(max(run_no), 0) FROM run),"
+        "     (SELECT coalesce(max(run_no), 0) FROM deleted_run)),"
+        " max((SELECT coalesce(max(writer_no), 0) FROM writer),"
+        "     (SELECT coalesce(max(writer_no), 0) FROM deleted_writer)),"
+        " max((SELECT coalesce(max(series_no), 0) FROM series),"
+        "     (SELECT coalesce(max(series_no_max), 0) FROM deleted_run))"
     ).fetchone()
-    return (run_no or 0) + 1, (writer_no or 0) + 1, (series_no or 0) + 1
+    return run_no + 1, writer_no + 1, series_no + 1
 
 
 def read_cuts(connection: sqlite3.Connection, series_no: int) -> list[CutRow]:

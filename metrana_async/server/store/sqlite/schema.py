@@ -69,6 +69,19 @@ STEPS: Final[tuple[str, ...]] = (
         step_low, step_high, key_low, key_high, points_count);
     CREATE INDEX tile_small ON tile(unit_no, group_no, points_count) WHERE points_count < 16384;
     """,
+    """
+    CREATE INDEX writer_id ON writer(writer_id);
+    -- What deleted runs leave: their names for late writers, their numbers so that none comes back.
+    -- Units and tiles of a deleted run stay until they are purged, a few at a time.
+    CREATE TABLE deleted_run(
+        run_no INTEGER PRIMARY KEY, run_uid TEXT NOT NULL, workspace TEXT NOT NULL,
+        project TEXT NOT NULL, name TEXT NOT NULL, deleted_ms INTEGER NOT NULL,
+        series_no_max INTEGER NOT NULL);
+    CREATE INDEX deleted_run_uid ON deleted_run(run_uid);
+    CREATE TABLE deleted_writer(
+        writer_no INTEGER PRIMARY KEY, writer_id TEXT NOT NULL, run_no INTEGER NOT NULL);
+    CREATE INDEX deleted_writer_id ON deleted_writer(writer_id);
+    """,
 )
 
 

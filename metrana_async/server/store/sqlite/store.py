@@ -29,6 +29,7 @@ from metrana_async.server.store.base import (
     AcceptedSegments,
     Commit,
     CutRow,
+    DeletedRun,
     RunContents,
     RunRow,
     SealUnit,
@@ -94,6 +95,7 @@ class SqliteStore:
     def _load(self) -> None:
         """Rebuild units and the tail."""
         self._units.load(self._writer)
+        self._unpurged = tile_table.unpurged_units(self._writer)
         marks = [unit.sealed for unit in self._units.by_no.values()]
         unit_of, sealed_of = self._units.unit_of, self._units.sealed_of()
         for log_no, blob in self._writer.execute("SELECT log_no, tables FROM log ORDER BY log_no"):
@@ -127,7 +129,15 @@ class SqliteStore:
             catalogue.write_catalogue(self._writer, changes, placement.unit_of)
             if blob:
                 self._writer.execute("INSERT INTO log VALUES(?,?)", (log_no, blob))
+            for deleted in changes.deleted:
+                catalogue.delete_run(self._writer, deleted)
         self._units.adopt(placement)
+        for deleted in changes.deleted:
+            # After the commit: a reader that finds the tail empty then finds the run gone as well.
+            # Log rows with points of the run go with the next purge.
+            for unit_no in self._units.of_run(deleted.run_no):
+                self._tail.drop(unit_no)
+                self._unpurged.append(unit_no)
         if blob:
             self._next_log_no += 1
             self._note_log_row(log_no, len(blob))
@@ -161,10 +171,20 @@ class SqliteStore:
             found = catalogue.read_runs(connection, "run_uid=?", run_uid)
         return found[0] if found else None
 
-    def run_contents(self, run_no: int) -> RunContents:
+    def find_writer(self, writer_id: str) -> int | None:
         """See PointStore."""
         with self._readers.transaction() as connection:
-            return catalogue.read_contents(connection, run_no)
+            return catalogue.read_writer_run(connection, writer_id)
+
+    def find_deleted(self, identity: str) -> DeletedRun | None:
+        """See PointStore."""
+        with self._readers.transaction() as connection:
+            return catalogue.read_deleted(connection, identity)
+
+    def run_contents(self, run_no: int, *, with_series: bool = True) -> RunContents:
+        """See PointStore."""
+        with self._readers.transaction() as connection:
+            return catalogue.read_contents(connection, run_no, with_series=with_series)
 
     def page(self, run_no: int, digest: str) -> bytes | None:
         """See PointStore."""
@@ -249,6 +269,10 @@ class SqliteStore:
         tables = [entry.table for entry in self._tail.snapshot(unit.unit_no)]
         return [t for t in tables if bool(np.any(t.series_no == series_no))]
 
+    def tails(self, run_no: int) -> list[AcceptedPoints | AcceptedSegments]:
+        """See PointStore."""
+        return self._tail.run_tables(run_no)
+
     def due(self, *, now_s: float, everything: bool = False) -> list[SealUnit]:
         """See PointStore.
 
@@ -304,7 +328,7 @@ class SqliteStore:
         with disk_errors("sealing"):
             change = tile_table.prepare(self._writer, ours, entries)
         sealed = entries[-1].log_no if entries else ours.sealed
-        needed = self._tail.first_log_no(besides=ours.unit_no)
+        needed = self._tail.first_log_no(besides=(ours.unit_no,))
         keep_from = self._next_log_no if needed is None else needed
         with write_transaction(self._writer, "sealing"):
             # Log rows go first, so that tiles can take their pages.
@@ -319,6 +343,21 @@ class SqliteStore:
         self._tail.drop(ours.unit_no)
         self._forget_log_rows(keep_from)
         self._wal.wrote(change.nbytes + sum(map(len, heads.values())))
+
+    def purge(self) -> bool:
+        """See PointStore. One short transaction a call."""
+        if not self._unpurged:
+            return False
+        needed = self._tail.first_log_no(besides=())
+        keep_from = self._next_log_no if needed is None else needed
+        with write_transaction(self._writer, "purging a deleted run"):
+            self._writer.execute("DELETE FROM log WHERE log_no < ?", (keep_from,))
+            is_done = tile_table.purge(self._writer, self._unpurged[-1])
+        self._forget_log_rows(keep_from)
+        self._wal.wrote(0)
+        if is_done:
+            self._unpurged.pop()
+        return bool(self._unpurged)
 
     def close(self) -> None:
         """See PointStore."""

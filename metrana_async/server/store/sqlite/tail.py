@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import threading
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -123,9 +123,19 @@ class Tail:
         """Memory held, roughly. For the owner thread."""
         return sum(unit.nbytes for unit in self._units.values())
 
-    def first_log_no(self, *, besides: int) -> int | None:
-        """The oldest log row that a unit other than this one still needs, or None."""
-        rows = (u.first_log_no for unit_no, u in self._units.items() if unit_no != besides)
+    def run_tables(self, run_no: int) -> list[Table]:
+        """The tables of all units of a run, each unit's in order; a list of the caller's own."""
+        with self._lock:
+            return [
+                entry.table
+                for unit in self._units.values()
+                if unit.entries and unit.entries[0].table.run_no == run_no
+                for entry in unit.entries
+            ]
+
+    def first_log_no(self, *, besides: Container[int]) -> int | None:
+        """The oldest log row that a unit other than these still needs, or None."""
+        rows = (u.first_log_no for unit_no, u in self._units.items() if unit_no not in besides)
         return min(rows, default=None)
 
     def append(self, log_no: int, tables: Iterable[Table], unit_of: Int64Array) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from metrana_async.errors import InternalError
+from metrana_async.errors import InternalError, NotFoundError
 from metrana_async.server.store.sqlite.connections import ReadPool
 from metrana_async.server.store.sqlite.rows import Filter, Rows, concat_rows, tables_as_rows
 from metrana_async.server.store.sqlite.tail import Entry
@@ -34,6 +34,9 @@ _FETCH_COUNT: Final = 64
 _Packed = tuple[int, int, bytes, bytes]
 """tile_no, points_count and the two blobs."""
 _EVERYTHING: Final = Filter()
+_PURGE_TILES: Final = 64
+_IS_THERE: Final = "SELECT sealed, group_size FROM unit JOIN run USING(run_no) WHERE unit_no=?"
+"""A unit without a run is a deleted run's: its tiles go, now or soon."""
 
 
 # --- reading -------------------------------------------------------------------------------
@@ -42,24 +45,33 @@ def read_tiles(readers: ReadPool, unit_no: int, wanted: Filter) -> tuple[int, li
 
     Small tiles are fetched in the transaction that reads the mark. Large ones are never rewritten,
     so they follow in transactions of their own, which keeps each short whatever the unit's size.
+
+    Raises:
+        NotFoundError: the run is deleted, before or meanwhile.
     """
     with readers.transaction() as connection:
-        mark = connection.execute(
-            "SELECT sealed, group_size FROM unit WHERE unit_no=?", (unit_no,)
-        ).fetchone()
-        if mark is None or mark[1] is None:
-            return (0 if mark is None else mark[0]), []
+        mark = connection.execute(_IS_THERE, (unit_no,)).fetchone()
+        if mark is None:
+            raise _deleted()
         sealed, group_size = mark
+        if group_size is None:
+            return sealed, []
         chosen = _choose(connection, unit_no, group_size, wanted)
         small = {no: _fetch(connection, no) for no, n in chosen if n < SMALL_TILE_POINTS}
     parts = []
     for at in range(0, len(chosen), _FETCH_COUNT):
         some = chosen[at : at + _FETCH_COUNT]
         with readers.transaction() as connection:
+            if connection.execute(_IS_THERE, (unit_no,)).fetchone() is None:
+                raise _deleted()
             blobs = [small.get(no) or _fetch(connection, no) for no, _ in some]
         decoded = [decode_tile(n, *blob, wanted) for (_, n), blob in zip(some, blobs, strict=True)]
         parts += [rows for rows in decoded if rows is not None]
     return sealed, parts
+
+
+def _deleted() -> NotFoundError:
+    return NotFoundError("the run was deleted while it was read")
 
 
 def _fetch(connection: sqlite3.Connection, tile_no: int) -> tuple[bytes, bytes]:
@@ -155,3 +167,24 @@ def write(connection: sqlite3.Connection, unit_no: int, change: TileChange) -> N
             for t in change.tiles
         ),
     )
+
+
+def purge(connection: sqlite3.Connection, unit_no: int) -> bool:
+    """Delete some tiles of a deleted run's unit, and after the last one the unit; True when done.
+
+    Inside the caller's transaction.
+    """
+    done = connection.execute(
+        "DELETE FROM tile WHERE tile_no IN (SELECT tile_no FROM tile WHERE unit_no=? LIMIT ?)",
+        (unit_no, _PURGE_TILES),
+    )
+    if done.rowcount == _PURGE_TILES:
+        return False
+    connection.execute("DELETE FROM unit WHERE unit_no=?", (unit_no,))
+    return True
+
+
+def unpurged_units(connection: sqlite3.Connection) -> list[int]:
+    """Units that deleted runs have left."""
+    found = connection.execute("SELECT unit_no FROM unit JOIN deleted_run USING(run_no)")
+    return [unit_no for (unit_no,) in found]

@@ -53,6 +53,11 @@ class Units:
             unit_no: (run_no, group_size, sealed)
             for unit_no, run_no, group_size, sealed in connection.execute("SELECT * FROM unit")
         }
+        # Units of deleted runs are no units any more, yet their numbers must not come back, and
+        # log rows that name their series may still be there.
+        self._next_no = max(stored, default=0) + 1
+        (gone_max,) = connection.execute("SELECT max(series_no_max) FROM deleted_run").fetchone()
+        self._grow(gone_max or 0)
         found = connection.execute(
             "SELECT series_no, unit_no, definition FROM series ORDER BY series_no"
         )
@@ -125,11 +130,18 @@ class Units:
         self.by_no[unit.unit_no] = unit
         self._next_no = max(self._next_no, unit.unit_no + 1)
 
-    def _place(self, series_no: int, unit: Unit) -> None:
+    def of_run(self, run_no: int) -> list[int]:
+        """The numbers of a run's units."""
+        return [unit.unit_no for unit in self.by_no.values() if unit.run_no == run_no]
+
+    def _grow(self, series_no: int) -> None:
         if series_no >= len(self.unit_of):
             grown = np.full(2 * series_no, NO_UNIT, dtype=np.int64)
             grown[: len(self.unit_of)] = self.unit_of
             self.unit_of = grown
+
+    def _place(self, series_no: int, unit: Unit) -> None:
+        self._grow(series_no)
         self.unit_of[series_no] = unit.unit_no
         unit.series_nos.append(series_no)
         if unit.is_standard:
