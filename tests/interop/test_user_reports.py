@@ -204,7 +204,7 @@ def test_us44_means_over_workers_weigh_every_episode_once(place):
 def test_us66_order_survives_failed_and_delayed_sends(place, seed):
     """Every third request fails once and others are delayed: each series keeps its order."""
     transport = faulty_transport(
-        place.data_dir, seed=seed, refuse=0.2, lose_answer=0.2, delay_s=0.01
+        place.data_dir, seed=seed, fail_every=3, lose_answer=0.15, delay_s=0.01
     )
     with place.init(transport=transport) as run:
         for i in range(2500):
