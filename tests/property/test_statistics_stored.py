@@ -228,14 +228,16 @@ def test_environment_tables_of_what_is_visible(history):
     check(history)
 
 
-@given(HISTORIES, st.one_of(st.none(), st.integers(1, 8)))
+@given(
+    HISTORIES, st.one_of(st.none(), st.integers(1, 8)), st.sampled_from(["mean", "sum", "count"])
+)
 @settings(max_examples=25, deadline=None)
-def test_groups_of_what_is_visible(history, n):
+def test_groups_of_what_is_visible(history, n, first):
     """Runs of ragged lengths, per step and per bucket; in buckets infinities are left out."""
 
     @in_both_stores
     def check(told, client):
-        found = client.group_runs(["a", "b"], "loss", n=n, fn=FUNCTIONS)
+        found = client.group_runs(["a", "b"], "loss", n=n, first=first, fn=FUNCTIONS)
         points = [
             (step // found.width * found.width, run, value)
             for run, visible in enumerate(told.visible_loss)
@@ -246,7 +248,7 @@ def test_groups_of_what_is_visible(history, n):
                 (x, run, math.nan if n is not None and math.isinf(value) else value)
                 for x, run, value in points
             ],
-            "mean",
+            first,
             (*FUNCTIONS, "count"),
         )
         assert_statistics(found, expected)
