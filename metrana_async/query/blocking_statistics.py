@@ -38,6 +38,7 @@ class BlockingStatisticsQueries(ABC):
         labels: Mapping[str, str] | None = None,
         env_id: str | None = None,
         episode: int | None = None,
+        generation: int | None = None,
         project: str | None = None,
     ) -> Buckets:
         """See QueryClient.buckets."""
@@ -55,6 +56,7 @@ class BlockingStatisticsQueries(ABC):
                 labels=labels,
                 env_id=env_id,
                 episode=episode,
+                generation=generation,
                 project=project,
             )
         )

@@ -54,6 +54,7 @@ class StatisticsQueries(ABC):
         labels: Mapping[str, str] | None = None,
         env_id: str | None = None,
         episode: int | None = None,
+        generation: int | None = None,
         project: str | None = None,
     ) -> Buckets:
         """Every metric of every run as a curve, all on one grid of n to 2n buckets.
@@ -75,6 +76,7 @@ class StatisticsQueries(ABC):
             labels: exactly the labels of the series.
             env_id: read the RL series of this environment; None = standard series.
             episode: only this episode.
+            generation: of that episode, one that a restart superseded; None = the current one.
             project: where the runs are, if not in the client's project.
 
         Raises:
@@ -97,6 +99,7 @@ class StatisticsQueries(ABC):
             labels=labels,
             env_id=env_id,
             episode=plain(episode),
+            generation=plain(generation),
         )
         return results.buckets_from(await self._ask_statistics("/query/buckets", query))
 

@@ -48,6 +48,7 @@ class StatisticsQuery:
         env_ids: only these environments.
         env_where: only environments whose attributes have these values.
         episode: one episode.
+        generation: of that episode, one that a restart superseded.
         axis: what x counts, one of `AXES`.
         from_x, to_x: first and last x, inclusive; None = wherever the points begin and end.
         buckets: n; between n and 2n buckets cover the window. None = every x by itself.
@@ -73,6 +74,7 @@ class StatisticsQuery:
     env_ids: list[str] | None = None
     env_where: dict[str, Any] | None = None
     episode: int | None = None
+    generation: int | None = None
     axis: str = "step"
     from_x: int | None = None
     to_x: int | None = None
@@ -177,7 +179,7 @@ _CHECKS: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
     "labels": (_is_labels, "a mapping of str to str"),
     "env_where": (_is_mapping, "a mapping of attribute paths to values"),
     **dict.fromkeys(("all_envs", "exact"), (lambda value: type(value) is bool, "a bool")),
-    **dict.fromkeys(("episode", "at_number"), (_is_natural, "an integer from 0")),
+    **dict.fromkeys(("episode", "generation", "at_number"), (_is_natural, "an integer from 0")),
     **dict.fromkeys(("from_x", "to_x"), (_is_integer, "an integer")),
     **dict.fromkeys(("rl_step_range", "episode_range"), (_is_range, _RANGE)),
     "buckets": (

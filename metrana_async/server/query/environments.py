@@ -117,19 +117,15 @@ def aggregate_environments(service: QueryService, query: StatisticsQuery) -> Tab
     taken = is_wanted[columns.env_no]
     reduced = across.reduce_each(x[taken], columns.env_no[taken], columns.value[taken], first)
     keys = env_keys(service, run, len(names), query.by)
-    distinct, group_of_env = groups.partition([keys[env] for env in np.flatnonzero(is_wanted)])
+    envs = np.flatnonzero(is_wanted)
+    distinct, group_of_env = groups.partition([keys[env] for env in envs.tolist()])
     group_of = np.zeros(len(names), dtype=np.int64)
-    group_of[is_wanted] = group_of_env
+    group_of[envs] = group_of_env
+    members = [names[env] for env in envs.tolist()]
     return across_table(
         across.reduce_across(reduced, group_of, functions),
         {
-            "groups": [
-                {
-                    "by": dict(zip(query.by, key, strict=True)),
-                    "members": [names[e] for e in np.flatnonzero(is_wanted & (group_of == g))],
-                }
-                for g, key in enumerate(distinct)
-            ],
+            "groups": groups.describe_groups(query.by, distinct, group_of_env, members),
             "missing": [],
             "width": 1,
         },

@@ -60,6 +60,28 @@ def partition(keys: Sequence[Sequence[Any]]) -> tuple[list[Sequence[Any]], Int64
     return distinct, place
 
 
+def describe_groups(
+    by: Sequence[str], keys: Sequence[Sequence[Any]], group: Int64Array, names: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Each group as a JSON object: what its members have in common, and their names in order.
+
+    Args:
+        by: the names that groups are made by.
+        keys: what each group has under them.
+        group: int64 [n], the group of each member; every group has one.
+        names: [n], of the members.
+    """
+    order = np.argsort(group, kind="stable")
+    ends = np.searchsorted(group[order], np.arange(len(keys)), side="right")
+    return [
+        {
+            "by": dict(zip(by, key, strict=True)),
+            "members": [names[at] for at in rows.tolist()],
+        }
+        for key, rows in zip(keys, np.split(order, ends[:-1]), strict=True)
+    ]
+
+
 def run_numbers(buckets: Buckets, member: int, function: str, treatment: Treatment) -> Reduced:
     """One number of a run at each x.
 

@@ -79,6 +79,11 @@ def rl_columns(
     if query.episode is not None:
         episodes = (query.episode, query.episode)
     rl_steps = _pair(rl_step_range)
+    if query.generation is not None and (family is Family.EPISODE or query.episode is None):
+        raise InvalidQueryError(
+            f"generation {query.generation} is of one episode of env steps",
+            hint="say which env_id and episode",
+        )
     if family is Family.ENV_STEP:
         return service.env_series(
             run,
@@ -87,6 +92,7 @@ def rl_columns(
             labels=labels,
             episode_range=episodes,
             rl_step_range=rl_steps,
+            generation=query.generation,
         )
     columns = service.episode_series(
         run, metric, env_id=env_id, labels=labels, episode_range=episodes
@@ -108,9 +114,11 @@ def rl_columns(
 def _standard_points(
     service: QueryService, run: RunRow, metric: str, query: StatisticsQuery
 ) -> LinePoints:
-    if query.axis == "rl_step" or query.episode is not None:
-        what = "rl_step" if query.axis == "rl_step" else "episode"
-        raise InvalidQueryError(f"{what} is of an RL series", hint="say which env_id")
+    of_rl = {"axis rl_step": query.axis == "rl_step" or None}
+    of_rl |= {"episode": query.episode, "generation": query.generation}
+    asked = [name for name, value in of_rl.items() if value is not None]
+    if asked:
+        raise InvalidQueryError(f"{asked[0]} is of an RL series", hint="say which env_id")
     columns, is_merge = service.standard_points(
         run,
         metric,

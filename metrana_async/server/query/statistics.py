@@ -164,13 +164,9 @@ def group_runs(service: QueryService, query: StatisticsQuery) -> Table:
     return across_table(
         across.reduce_across(numbers, group_of_run, functions),
         {
-            "groups": [
-                {
-                    "by": dict(zip(query.by, key, strict=True)),
-                    "members": [runs[i].name for i in np.flatnonzero(group_of_run == g)],
-                }
-                for g, key in enumerate(keys)
-            ],
+            "groups": groups.describe_groups(
+                query.by, keys, group_of_run, [run.name for run in runs]
+            ),
             "missing": [run.name for at, run in enumerate(runs) if at not in parts],
             "width": 1 << level,
         },

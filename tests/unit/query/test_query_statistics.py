@@ -150,7 +150,7 @@ def test_an_rl_curve_is_of_one_environment(world):
     assert client.buckets("a", "reward", env_id="e0", episode=0).x.tolist() == [0, 1]
     assert client.buckets("a", "ret", env_id="e0").x.tolist() == [4]
     world.points(run, "loss", [(0, 1.0)])
-    with pytest.raises(InvalidQueryError, match="rl_step is of an RL series"):
+    with pytest.raises(InvalidQueryError, match="axis rl_step is of an RL series"):
         client.buckets("a", "loss", axis="rl_step")
 
 
@@ -280,6 +280,31 @@ def test_rl_info_says_what_there_is(rl):
     flat = next(s for s in info.series if s.metric == "flat")
     assert (flat.first_episode, flat.last_episode) == (None, None)
     assert rl.client.rl_info("b").series == ()
+
+
+def test_a_superseded_episode_is_read_by_its_generation(rl):
+    """Of one episode an old generation can be drawn; elsewhere the word means nothing."""
+    curve = rl.client.buckets("a", "reward", env_id="e0", episode=0, generation=0)
+    assert curve["mean"].tolist() == [100.0, 100.0]
+    assert rl.client.buckets("a", "reward", env_id="e0", episode=0)["mean"].tolist() == [4.0, 6.0]
+    for more in ({}, {"env_id": "e0"}):
+        with pytest.raises(InvalidQueryError, match="generation"):
+            rl.client.buckets("a", "reward", generation=0, **more)
+
+
+def test_many_groups_are_split_once(world):
+    """An attribute that differs in every environment gives a group for each."""
+    run = world.a
+    names = [f"e{i}" for i in range(500)]
+    rows = [(name, 0, 0, float(i)) for i, name in enumerate(names)]
+    run.episodes(run.series("ret", Family.EPISODE), world.writers[run], rows)
+    for i, name in enumerate(names):
+        world.env_attribute(run, name, "seed", i)
+    found = world.client.aggregate_environments("a", "ret", by="seed")
+    assert [(dict(g.by), g.members) for g in found.groups] == [
+        ({"seed": i}, (name,)) for i, name in enumerate(names)
+    ]
+    assert found["mean"].tolist() == [float(i) for i in range(500)]
 
 
 def test_environments_at_a_slice(rl):
