@@ -72,13 +72,13 @@ def describe_groups(
         names: [n], of the members.
     """
     order = np.argsort(group, kind="stable")
-    ends = np.searchsorted(group[order], np.arange(len(keys)), side="right")
+    starts = np.searchsorted(group[order], np.arange(len(keys) + 1)).tolist()
     return [
         {
             "by": dict(zip(by, key, strict=True)),
-            "members": [names[at] for at in rows.tolist()],
+            "members": [names[at] for at in order[starts[place] : starts[place + 1]].tolist()],
         }
-        for key, rows in zip(keys, np.split(order, ends[:-1]), strict=True)
+        for place, key in enumerate(keys)
     ]
 
 

@@ -114,11 +114,10 @@ def rl_columns(
 def _standard_points(
     service: QueryService, run: RunRow, metric: str, query: StatisticsQuery
 ) -> LinePoints:
-    of_rl = {"axis rl_step": query.axis == "rl_step" or None}
-    of_rl |= {"episode": query.episode, "generation": query.generation}
-    asked = [name for name, value in of_rl.items() if value is not None]
-    if asked:
-        raise InvalidQueryError(f"{asked[0]} is of an RL series", hint="say which env_id")
+    if query.axis == "rl_step" or query.episode is not None or query.generation is not None:
+        raise InvalidQueryError(
+            "rl_step, episode and generation are of an RL series", hint="say which env_id"
+        )
     columns, is_merge = service.standard_points(
         run,
         metric,

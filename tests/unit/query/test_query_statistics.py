@@ -150,7 +150,7 @@ def test_an_rl_curve_is_of_one_environment(world):
     assert client.buckets("a", "reward", env_id="e0", episode=0).x.tolist() == [0, 1]
     assert client.buckets("a", "ret", env_id="e0").x.tolist() == [4]
     world.points(run, "loss", [(0, 1.0)])
-    with pytest.raises(InvalidQueryError, match="axis rl_step is of an RL series"):
+    with pytest.raises(InvalidQueryError, match="rl_step, episode and generation are of an RL"):
         client.buckets("a", "loss", axis="rl_step")
 
 
