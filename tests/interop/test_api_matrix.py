@@ -54,7 +54,7 @@ def stored(place: Place, name: str) -> dict:
 def differences(left: dict, right: dict) -> list:
     """What two states differ in; NaN equals NaN, and a mapping has no order."""
     return [
-        (key, left.get(key), right.get(key))
+        f"{key}: {left.get(key)} != {right.get(key)}"
         for key in left.keys() | right.keys()
         if pprint.pformat(left.get(key)) != pprint.pformat(right.get(key))
     ]
@@ -158,10 +158,14 @@ def run_notebook(place: Place, tmp_path: Path, cells: list[str], **options):
         ]
     )
     environment = {k: v for k, v in os.environ.items() if not k.startswith("METRANA_")}
-    nbclient.NotebookClient(
-        notebook, timeout=50, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}},
+    client = nbclient.NotebookClient(
+        notebook,
+        timeout=50,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(tmp_path)}},
         **options,
-    ).execute(env={**environment, "IPYTHONDIR": str(tmp_path), "PYTHONPATH": str(ROOT)})  # fmt: skip
+    )
+    client.execute(env={**environment, "IPYTHONDIR": str(tmp_path), "PYTHONPATH": str(ROOT)})
     return notebook
 
 
@@ -177,11 +181,8 @@ def test_every_call_in_a_notebook_kernel_stores_the_same(place, expected, tmp_pa
 
 def test_the_matrix_has_every_call():
     """Whatever a run can log is among the calls above."""
-    logging = {
-        name
-        for name in dir(metrana_async.Run)
-        if name.startswith(("log", "set_", "add_", "remove_")) and callable(getattr(metrana_async.Run, name))
-    }  # fmt: skip
+    prefixes = ("log", "set_", "add_", "remove_")
+    logging = {name for name in dir(metrana_async.Run) if name.startswith(prefixes)}
     assert logging == {name for name, _, _ in api_calls.CALLS}
     used = {}
     for name, args, kwargs in api_calls.CALLS:
