@@ -17,7 +17,7 @@
     │  └─ ConnectError  UnavailableError  RateLimitedError(retry_after_s)
     ├─ RejectedError              the server refused
     │  ├─ AuthError  RunAlreadyExistsError  BatchTooLargeError
-    │  └─ UnsupportedAggregationError  InvalidQueryError  NotFoundError
+    │  └─ UnsupportedAggregationError  InvalidQueryError  NotFoundError  RunDeletedError
     ├─ ProtocolError              bytes that are not what they claim to be
     ├─ DataLossError              carries lost points by reason; only where asked for
     └─ InternalError              an invariant broke: our bug, please report
@@ -199,6 +199,12 @@ class NotFoundError(RejectedError, LookupError):
     """There is no such run, project or series."""
 
     code = "not_found"
+
+
+class RunDeletedError(NotFoundError):
+    """The run was deleted; what its writers still send is lost."""
+
+    code = "run_deleted"
 
 
 class InvalidQueryError(RejectedError, ValueError):

@@ -114,8 +114,11 @@ def _frozen(counts: Counter[str]) -> Mapping[str, int]:
     return MappingProxyType({reason: n for reason, n in counts.items() if n})
 
 
-def wire_counters(statistics: Statistics) -> dict[str, int]:
-    """The ledger as flat counters for heartbeats, e.g. ``lost/drop_new``."""
+def wire_counters(statistics: Statistics, notices: Mapping[str, int]) -> dict[str, int]:
+    """The ledger and the notices by kind as flat counters for heartbeats.
+
+    For example ``lost/drop_new`` and ``warned/DuplicateStep``.
+    """
     counters: dict[str, Any] = {
         "accepted": statistics.accepted,
         "in_flight": statistics.in_flight,
@@ -124,4 +127,5 @@ def wire_counters(statistics: Statistics) -> dict[str, int]:
     }
     counters |= {f"rejected/{reason}": n for reason, n in statistics.rejected.items()}
     counters |= {f"lost/{reason}": n for reason, n in statistics.lost.items()}
+    counters |= {f"warned/{kind}": n for kind, n in notices.items()}
     return counters

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from typing import Final, TypeVar
 
@@ -30,6 +30,7 @@ from metrana_async.errors import (
     PointsLost,
     RejectedError,
     RunClosedError,
+    RunDeletedError,
     SecondWriter,
     WaitTimeoutError,
 )
@@ -96,6 +97,7 @@ class Writer:
         self.where = ""
         self._closing: asyncio.Task[CloseInfo] | None = None
         self._is_released = False
+        self._is_run_deleted = False
         self.handles_count = 0
         self._request = request
         self._generation = reply.generation
@@ -128,8 +130,7 @@ class Writer:
             renew=self._renew,
         )
         self._supervisor = Supervisor(self._on_death)
-        for notice in reply.notices:
-            self._on_notice(notice)
+        self._on_notices(reply.notices)
 
     @property
     def writer_id(self) -> str:
@@ -225,6 +226,8 @@ class Writer:
         self._ledger.accepted = self.inbox.taken_points + self._declared_dropped
         self._outbox.seal(self._series.collect(items), lost)
         self._unsealed_points = 0
+        if self._is_run_deleted:
+            self._lose_rest("run_deleted")
         self._sender.wake()
         self._publish()
         return True
@@ -238,8 +241,7 @@ class Writer:
 
     # --- answers -------------------------------------------------------------------------------
     def _on_ingest_reply(self, reply: IngestReply) -> None:
-        for notice in reply.notices:
-            self._on_notice(notice)
+        self._on_notices(reply.notices)
         if reply.generation != self._generation:
             self._supervisor.spawn("reopen", self._reopen_quietly())
         lost = self._ledger.lost[Outcome.PIN_CONFLICT.value] + self._ledger.rejected.total()
@@ -248,16 +250,22 @@ class Writer:
             self.notices.tell(PointsLost, text, key=("refused",))
         self._publish()
 
-    def _on_notice(self, notice: Notice) -> None:
-        self.notices.add(notice)
-        if notice.kind == "PinConflict" and notice.metric is not None:
-            self.registry.mark_conflict(notice.metric, env_id=notice.env_id)
-            # Callers that go by a remembered number must look again.
-            self.plain.clear()
+    def _on_notices(self, notices: Iterable[Notice]) -> None:
+        for notice in notices:
+            self.notices.add(notice)
+            if notice.kind == "PinConflict" and notice.metric is not None:
+                self.registry.mark_conflict(notice.metric, env_id=notice.env_id)
+                # Callers that go by a remembered number must look again.
+                self.plain.clear()
 
     def _on_trouble(self, error: MetranaError) -> None:
+        """Tell; of a run that was deleted training goes on, and all it logs is counted lost."""
         if self._is_released:
             return  # An abandoned flush still asked for notices, and our own close cut it off.
+        if isinstance(error, RunDeletedError):
+            self._is_run_deleted = True
+            self._lose_rest("run_deleted")
+            return
         text = f"run {self.run_name!r}: {error}; it is tried again, logging goes on"
         self.notices.tell(MetranaWarning, text, key=("trouble", error.code))
         self._publish()
@@ -275,13 +283,11 @@ class Writer:
         """Introduce this writer again; queue again what the server does not have any more."""
         reply = await self._call("/writers/open", self._request, OpenReply, REPLY_TIMEOUT_S)
         if reply.run_uid != self.run_uid:
-            raise RejectedError(
-                f"the server has lost run {self.run_name!r} and made another under its name"
-            )
+            text = f"the server has lost run {self.run_name!r} and made another under its name"
+            raise RejectedError(text)
         self._generation = reply.generation
         self._outbox.on_marks(reply.acked)
-        for notice in reply.notices:
-            self._on_notice(notice)
+        self._on_notices(reply.notices)
         self._sender.wake()
         self._publish()
 
@@ -311,7 +317,7 @@ class Writer:
             await self._fetch_notices(REPLY_TIMEOUT_S)
 
     async def _fetch_notices(self, timeout_s: float) -> None:
-        counters = wire_counters(self.statistics())
+        counters = wire_counters(self.statistics(), self.notices.counts)
         request = HeartbeatRequest(self.run_uid, self.writer_id, counters)
         try:
             reply = await self._call("/writers/heartbeat", request, HeartbeatReply, timeout_s)
@@ -321,8 +327,7 @@ class Writer:
         except MetranaError as error:
             self._on_trouble(error)
             return
-        for notice in reply.notices:
-            self._on_notice(notice)
+        self._on_notices(reply.notices)
         if reply.generation != self._generation:
             await self._reopen_quietly()
 
@@ -441,7 +446,7 @@ class Writer:
             await self.flush(self.inbox.appended_count, max(0.0, timeout_s - _LEAVE_RESERVE_S))
         except MetranaError as error:
             self._on_trouble(error)
-        self._give_up()
+        self._lose_rest("closed")
         left_s = min(REPLY_TIMEOUT_S, max(_LEAVE_RESERVE_S, deadline_s - self._clock.monotonic_s()))
         leave = LeaveRequest(
             self.run_uid,
@@ -449,7 +454,7 @@ class Writer:
             is_run_over=is_run_over,
             status=status,
             exception_type=exception_type,
-            counters=wire_counters(self.statistics()),
+            counters=wire_counters(self.statistics(), self.notices.counts),
         )
         await self._leave(leave, left_s)
         await self._supervisor.stop()
@@ -457,17 +462,18 @@ class Writer:
         await self._transport.close()
         return CloseInfo(self.run_name, status, self.statistics(), dict(self.notices.counts))
 
-    def _give_up(self) -> None:
-        """Count what is still here as lost: the process will not try any more."""
+    def _lose_rest(self, reason: str) -> None:
+        """Count what is still here as lost: nobody will try any more."""
         waiting = self.inbox.points_count
         self.inbox.take()
         self._ledger.accepted = self.inbox.taken_points + self._declared_dropped
         points = waiting + self._unsealed_points + self._outbox.abandon()
         self._unsealed_points = 0
-        if points:
-            self._ledger.lost["closed"] += points
-            text = f"run {self.run_name!r} was closed with {points} points not stored"
-            self.notices.tell(PointsLost, text, key=("closed",))
+        self._ledger.lost.update({reason: points} if points else {})
+        if points or self._is_run_deleted:
+            how = f"{'deleted' if self._is_run_deleted else 'closed'} with {points} points"
+            text = f"run {self.run_name!r} was {how} not stored"
+            self.notices.tell(PointsLost, text, key=(reason,))
         self._publish()
 
     async def _leave(self, leave: LeaveRequest, timeout_s: float) -> None:
@@ -475,12 +481,9 @@ class Writer:
             return self._call("/writers/leave", leave, HeartbeatReply, left_s)
 
         try:
-            reply = await retried(attempt, timeout_s, self._clock)
+            self._on_notices((await retried(attempt, timeout_s, self._clock)).notices)
         except MetranaError as error:
             self._on_trouble(error)
-        else:
-            for notice in reply.notices:
-                self._on_notice(notice)
 
 
 async def retried(

@@ -67,11 +67,12 @@ class Outbox:
         return {number: lane.sealed_seq for number, lane in self.lanes.items()}
 
     def has_reached(self, marks: Mapping[int, int]) -> bool:
-        """Whether everything up to `marks` is acknowledged."""
+        """Whether everything up to `marks` is acknowledged or given up."""
         lanes = self.lanes
-        # A renamed writer's lanes start over: there it is all that was sealed.
+        # A renamed writer's lanes start over: there it is all that was sealed. What was abandoned
+        # will never be acknowledged.
         return all(
-            lanes[number].acked_seq >= min(seq, lanes[number].sealed_seq)
+            not lanes[number].queue or lanes[number].acked_seq >= min(seq, lanes[number].sealed_seq)
             for number, seq in marks.items()
         )
 

@@ -19,6 +19,7 @@ from metrana_async.errors import (
     MetranaError,
     NotFoundError,
     ProtocolError,
+    RunDeletedError,
     UnavailableError,
 )
 from metrana_async.statistics import Ledger
@@ -126,6 +127,8 @@ class Sender:
     async def _failed(self, request: Request, error: MetranaError) -> float:
         self._ledger.send_errors += 1
         self._on_trouble(error)
+        if isinstance(error, RunDeletedError):
+            return 0.0  # Whoever was told has emptied the outbox.
         if isinstance(error, NotFoundError):
             return await self._introduce(self._reopen)
         if error.retryable or isinstance(error, AuthError):

@@ -24,6 +24,8 @@ from metrana_async.server.auth import token_guard
 from metrana_async.server.http.endpoint import Answer, Endpoint, answer
 from metrana_async.server.http.ingest import ingest_endpoints
 from metrana_async.server.http.query import query_endpoints
+from metrana_async.server.http.runs import run_endpoints
+from metrana_async.server.ingest.liveness import ProcessWatch
 from metrana_async.server.ingest.service import IngestService
 from metrana_async.server.ingest.worker import IngestWorker
 from metrana_async.server.query.service import QueryService
@@ -43,21 +45,30 @@ _IDLE_CHECK_S: Final = 5.0
 class Backend:
     """Everything behind the endpoints of one server: in a process, or in a test's memory."""
 
-    def __init__(self, store: PointStore, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        store: PointStore,
+        *,
+        clock: Callable[[], float] = time.time,
+        writer_live_s: float = limits.WRITER_LIVE_S,
+    ) -> None:
         """Make a backend.
 
         Args:
             store: closed with the backend.
             clock: Unix time in seconds.
+            writer_live_s: see ServerSettings.
         """
         self.store = store
         self._clock = clock
         self._is_stopped = False
-        self.worker = IngestWorker(IngestService(store, clock=clock))
+        watch = ProcessWatch(writer_live_s)
+        self.worker = IngestWorker(IngestService(store, clock=clock, watch=watch))
         self.query = QueryService(store)
         self.endpoints: dict[str, Endpoint] = {
             **ingest_endpoints(self.worker),
             **query_endpoints(self.query),
+            **run_endpoints(self.worker, self.query),
             "/health": self._health,
         }
 
@@ -162,7 +173,7 @@ async def serve(settings: ServerSettings, *, ready: Callable[[str], None] | None
     `ready` is called with the base URL when the server answers.
     """
     store = open_store(settings)
-    backend = Backend(store)
+    backend = Backend(store, writer_live_s=settings.writer_live_s)
     activity = _Activity()
     runner = web.AppRunner(
         web_app(backend, settings, activity),

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from metrana_async import locations
+from metrana_async.wire import limits
 
 DEFAULT_IDLE_EXIT_S = 600.0
 
@@ -26,6 +27,9 @@ class ServerSettings:
         token: what TCP requests must bear, or None. Requests over the socket need none: reaching
             it takes this user's file permissions.
         idle_exit_s: exit after so long without live writers or requests; None = never.
+        writer_live_s: a writer that was silent for longer is not live any more, and a run without
+            live writers that nobody closed has crashed. Writers are heard every
+            `limits.HEARTBEAT_INTERVAL_S`.
     """
 
     data_dir: Path
@@ -36,6 +40,7 @@ class ServerSettings:
     card_path: Path | None = None
     token: str | None = None
     idle_exit_s: float | None = None
+    writer_live_s: float = limits.WRITER_LIVE_S
 
 
 def parser() -> argparse.ArgumentParser:
@@ -53,6 +58,13 @@ def parser() -> argparse.ArgumentParser:
         default=None,
         metavar="SECONDS",
         help=f"exit when idle so long (default {DEFAULT_IDLE_EXIT_S:g} with --detach, else never)",
+    )
+    result.add_argument(
+        "--writer-live",
+        type=float,
+        default=limits.WRITER_LIVE_S,
+        metavar="SECONDS",
+        help="a writer silent for longer is not live any more (default %(default)g)",
     )
     result.add_argument("--detach", action="store_true", help="run in the background")
     return result
@@ -74,5 +86,6 @@ def from_arguments(arguments: Sequence[str]) -> tuple[ServerSettings, bool]:
         card_path=point.card,
         token=secrets.token_hex(32),
         idle_exit_s=idle,
+        writer_live_s=parsed.writer_live,
     )
     return settings, parsed.detach

@@ -212,6 +212,7 @@ _SCALAR_FIELDS: Final[dict[Any, tuple[tuple[str, type | tuple[type, ...]], ...]]
 STATUS_BY_CODE: Final = {
     "auth": 401,
     "not_found": 404,
+    "run_deleted": 410,
     "run_already_exists": 409,
     "batch_too_large": 413,
     "rate_limited": 429,

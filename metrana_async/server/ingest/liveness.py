@@ -19,9 +19,13 @@ _PID_NAMESPACE = Path("/proc/self/ns/pid")
 
 
 class ProcessWatch:
-    """Knows this machine and looks processes up in /proc."""
+    """Knows this machine and looks processes up in /proc.
 
-    def __init__(self) -> None:
+    `live_s` is how old the last sign of life of a writer may be that counts as live.
+    """
+
+    def __init__(self, live_s: float = limits.WRITER_LIVE_S) -> None:
+        self.live_s = live_s
         self._host = platform.node()
         self._boot_id = ""
         self._pid_namespace = 0
@@ -59,10 +63,10 @@ def started_ticks(pid: int) -> int | None:
 def is_live(row: WriterRow, *, now_ms: int, watch: ProcessWatch) -> bool:
     """True while the writer may still be logging.
 
-    Online, has not left, heard within `limits.WRITER_LIVE_S`, and its process not known to be gone.
+    Online, has not left, heard within `watch.live_s`, and its process not known to be gone.
     """
     if not row.is_online or row.left is not None:
         return False
-    if now_ms - row.seen_ms > limits.WRITER_LIVE_S * 1000:
+    if now_ms - row.seen_ms > watch.live_s * 1000:
         return False
     return not watch.is_gone(row.process)

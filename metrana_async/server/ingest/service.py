@@ -8,14 +8,13 @@ half-applied and nothing is acked that is not durable.
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
 from metrana_async.errors import MetranaError, NotFoundError
-from metrana_async.server.ingest import notices, openings
+from metrana_async.server.ingest import notices, openings, run_life
 from metrana_async.server.ingest.attributes import apply_attribute, attribute_from_open
 from metrana_async.server.ingest.catalogue import Changes, RunState, WriterState
 from metrana_async.server.ingest.cursors import OLDER_UNITS_KEPT, RunCursors
@@ -26,7 +25,7 @@ from metrana_async.server.ingest.requests import Request, RequestJudge, read_req
 from metrana_async.server.ingest.rules.verdict import Writers
 from metrana_async.server.ingest.run_names import generate_run_name
 from metrana_async.server.ingest.seeds import make_seeds
-from metrana_async.server.store.base import PointStore, RunContents, SealUnit
+from metrana_async.server.store.base import Commit, PointStore, RunContents, SealUnit
 from metrana_async.wire import limits
 from metrana_async.wire.acks import BatchReply, IngestReply
 from metrana_async.wire.messages import (
@@ -36,8 +35,8 @@ from metrana_async.wire.messages import (
     OpenReply,
     OpenRequest,
 )
+from metrana_async.wire.run_life import RunChange
 
-_NAMED_KEPT: Final = 10_000
 _RUNS_CHECK_MS: Final = 5_000
 _RUN_IDLE_MS: Final = 600_000
 
@@ -82,15 +81,16 @@ class IngestService:
         self._runs_checked_ms = 0
         # Runs that were dropped from memory; whether they crashed is settled.
         self._asleep: set[int] = set()
-        # Runs that were named here, so that a retried open finds its run again.
-        self._named_for: OrderedDict[str, int] = OrderedDict()
 
     # --- writers -----------------------------------------------------------------------------
     def open(self, request: OpenRequest) -> OpenReply:
         """Let a writer join or create a run. Opening the same writer again changes nothing.
 
+        A writer that is known joins its run again, whatever that is called by now.
+
         Raises:
             RunAlreadyExistsError: another job's run, under "never".
+            RunDeletedError: the run this writer was of is deleted.
             ProtocolError: the request is malformed.
             UnavailableError: the store cannot commit now.
         """
@@ -114,10 +114,6 @@ class IngestService:
             if writer.row.is_online and writer.row.left is None:
                 state.set_state(openings.RUNNING, now_ms)
         row = state.row
-        if request.run_name is None:
-            self._named_for[request.writer_id] = row.run_no
-            if len(self._named_for) > _NAMED_KEPT:
-                self._named_for.popitem(last=False)
         run.cursors.ensure_all(self._view(state))
         return OpenReply(
             run_uid=row.run_uid,
@@ -165,6 +161,33 @@ class IngestService:
             changes.writers[writer.row.writer_no] = writer
             openings.leave(run, writer, request, now_ms=self._now_ms(), watch=self._watch)
         return self._heartbeat_reply(run, writer)
+
+    # --- from outside --------------------------------------------------------------------------
+    def change_run(self, run_uid: str, change: RunChange) -> None:
+        """Rename, archive, annotate or tag a run; its writers go on.
+
+        Raises:
+            NotFoundError: there is no such run.
+            RunAlreadyExistsError: another run of the project has the new name.
+            UnavailableError: the store cannot commit now; nothing is changed.
+        """
+        changes = Changes()
+        with self._commits(changes):
+            run = self._run(run_uid).state
+            changes.runs[run.row.run_no] = run
+            run_life.apply_change(self._store, run, change, changes)
+
+    def delete_run(self, run_uid: str) -> None:
+        """Delete a run with all its points. Its writers, also live ones, are told as they call.
+
+        Raises:
+            NotFoundError: there is no such run.
+            UnavailableError: the store cannot commit now; the run stays.
+        """
+        row = self._run(run_uid).state.row
+        self._store.commit(Commit(deleted=[run_life.tombstone(row, self._now_ms())]))
+        self._forget(row.run_no)
+        self._asleep.discard(row.run_no)
 
     # --- points ------------------------------------------------------------------------------
     def ingest_many(self, bodies: Sequence[bytes]) -> list[IngestReply | MetranaError]:
@@ -221,7 +244,7 @@ class IngestService:
 
     # --- upkeep ------------------------------------------------------------------------------
     def maintain(self, budget_s: float, *, everything: bool = False) -> bool:
-        """Mark crashed runs and seal what is due, for about `budget_s`; True when more is due.
+        """Mark crashed runs, seal what is due and purge, for about `budget_s`; True when more is.
 
         With `everything`, all that has a tail is due (before a shutdown).
         """
@@ -232,6 +255,9 @@ class IngestService:
             self.seal(unit)
             if time.monotonic() >= ends_at:
                 return position + 1 < len(due)
+        while self._store.purge():
+            if time.monotonic() >= ends_at:
+                return True
         return False
 
     def seal(self, unit: SealUnit) -> None:
@@ -242,7 +268,7 @@ class IngestService:
     def _check_runs(self) -> None:
         """Mark crashed runs; forget those that nobody has written to for long."""
         now_ms = self._now_ms()
-        if now_ms < self._runs_checked_ms + _RUNS_CHECK_MS:
+        if now_ms < self._runs_checked_ms + min(_RUNS_CHECK_MS, int(self._watch.live_s * 250)):
             return
         self._runs_checked_ms = now_ms
         changes = Changes()
@@ -289,8 +315,10 @@ class IngestService:
 
     def _find_or_create(self, request: OpenRequest, changes: Changes, now_ms: int) -> LoadedRun:
         name = request.run_name
-        run_no = self._named_for.get(request.writer_id) if name is None else None
-        if name is not None:
+        run_no = self._store.find_writer(request.writer_id)
+        if run_no is None:
+            run_life.refuse_deleted(self._store, request.writer_id)
+        if run_no is None and name is not None:
             row = self._store.find_run(request.workspace, request.project, name)
             run_no = None if row is None else row.run_no
         if run_no is not None:
@@ -340,6 +368,7 @@ class IngestService:
         if run_no is None:
             row = self._store.find_run_uid(run_uid)
             if row is None:
+                run_life.refuse_deleted(self._store, run_uid)
                 raise NotFoundError(f"there is no run {run_uid}")
             run_no = row.run_no
         return self._use(run_no)

@@ -30,6 +30,7 @@ from metrana_async.wire.messages import (
     OpenReply,
     OpenRequest,
 )
+from metrana_async.wire.run_life import RunChange
 
 QUEUE_BYTES: Final = 2 * limits.REQUEST_BYTES
 GROUP_BYTES: Final = limits.REQUEST_BYTES
@@ -116,6 +117,14 @@ class IngestWorker:
     async def leave(self, request: LeaveRequest) -> HeartbeatReply:
         """See IngestService.leave."""
         return await self._call(lambda: self._service.leave(request))
+
+    async def change_run(self, run_uid: str, change: RunChange) -> None:
+        """See IngestService.change_run."""
+        await self._call(lambda: self._service.change_run(run_uid, change))
+
+    async def delete_run(self, run_uid: str) -> None:
+        """See IngestService.delete_run."""
+        await self._call(lambda: self._service.delete_run(run_uid))
 
     async def ingest(self, body: bytes) -> IngestReply:
         """Store one request's batches; returns when they are durable.

@@ -1,0 +1,98 @@
+"""Runs from outside: rename, archive, annotate, tag and delete, while writers go on."""
+
+from __future__ import annotations
+
+import pytest
+
+from metrana_async.errors import NotFoundError, RunAlreadyExistsError, RunDeletedError
+from metrana_async.server.ingest.liveness import ProcessWatch
+from metrana_async.server.ingest.service import IngestService
+from metrana_async.server.store.memory import MemoryStore
+from metrana_async.wire.run_life import RunChange
+from tests.unit.server.ingest.helpers import rows
+
+
+def attributes(store):
+    return {a.path: a.value for a in store.run_contents(1).attributes}
+
+
+def test_a_renamed_run_keeps_its_uid_and_its_writers(service, store, make_writer):
+    """The writer goes on, also when it introduces itself again under the old name."""
+    writer = make_writer()
+    uid = writer.run_uid
+    service.change_run(uid, RunChange(name="new"))
+    writer.send(rows([0], [1.0]))
+    assert writer.open().run_name == "new"
+    assert [run.name for run in store.runs()] == ["new"]
+    again = IngestService(store)  # a restarted server
+    writer.service = again
+    assert writer.open().run_uid == uid
+
+
+def test_a_name_that_is_taken_changes_nothing(service, store, make_writer):
+    """The whole change is refused; the run's own name is no conflict."""
+    one, _ = make_writer(), make_writer(run_name="other")
+    with pytest.raises(RunAlreadyExistsError, match="'other'"):
+        service.change_run(one.run_uid, RunChange(name="other", notes="x"))
+    assert attributes(store) == {}
+    assert store.find_run("ws", "proj", "run") is not None
+    service.change_run(one.run_uid, RunChange(name="run"))
+
+
+def test_notes_tags_and_the_archive_are_attributes(service, store, make_writer):
+    """Notes are replaced, tags added and removed, the archive is a flag."""
+    uid = make_writer().run_uid
+    service.change_run(uid, RunChange(notes="good", add_tags=["a", "b"], is_archived=True))
+    service.change_run(uid, RunChange(add_tags=["c"], remove_tags=["a"], is_archived=False))
+    assert attributes(store) == {
+        "sys/notes": "good",
+        "sys/tags": ["b", "c"],
+        "sys/archived": False,
+    }
+
+
+def test_a_deleted_run_answers_its_late_writers(service, store, make_writer):
+    """Points, signs of life and new introductions of its writers are refused by name."""
+    writer = make_writer()
+    writer.send(rows([0], [1.0]))
+    service.delete_run(writer.run_uid)
+    for call in (lambda: writer.send(rows([1], [2.0])), writer.open, writer.leave):
+        with pytest.raises(RunDeletedError, match="run 'run' of ws/proj was deleted"):
+            call()
+    assert store.runs() == []
+    with pytest.raises(NotFoundError):
+        service.delete_run("0" * 32)
+    assert make_writer().run_uid != writer.run_uid  # the name is free again
+    service.maintain(0.1, everything=True)
+
+
+def test_a_delete_that_cannot_be_stored_leaves_the_run(service, store, make_writer, monkeypatch):
+    """Nothing is half deleted."""
+    writer = make_writer()
+
+    def refuse(changes):
+        raise OSError("disk")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "commit", refuse)
+        with pytest.raises(OSError, match="disk"):
+            service.delete_run(writer.run_uid)
+    assert writer.send(rows([0], [1.0])).replies[0].counts["stored"] == 1
+
+
+def test_how_long_silence_is_life_is_a_setting(clock):
+    """A run crashes after the watch's limit, and recovers with the next sign of life."""
+    store = MemoryStore()
+    service = IngestService(store, clock=clock, watch=ProcessWatch(live_s=4.0))
+    from tests.unit.server.ingest.helpers import TestWriter
+
+    writer = TestWriter(service, 1)
+    writer.open()
+    clock.now_s += 3.5
+    service.maintain(0.1)
+    assert store.run_contents(1).row.state == "running"
+    clock.now_s += 1.5
+    service.maintain(0.1)
+    assert store.run_contents(1).row.state == "crashed"
+    writer.send(rows([0], [1.0]))
+    assert store.run_contents(1).row.state == "running"
