@@ -43,7 +43,8 @@ def stored(place: Place, name: str) -> dict:
             else:
                 more = {"scale": series.scale, "labels": labels}
                 table = reader.series(name, series.metric, **more)
-            columns = {k: (v.dtype.str, v.tolist()) for k, v in table.columns().items()}
+            # Values of one batch may be kept in the widest width among them: equal all the same.
+            columns = {k: (v.dtype.kind, v.tolist()) for k, v in table.columns().items()}
             # The call's own time differs between two runs; a time that was given does not.
             if max(columns["time_ms"][1]) > api_calls.T0 + 10:
                 del columns["time_ms"]
