@@ -96,6 +96,7 @@ class Front:
         self._usage_errors = 0
         self._counting = threading.RLock()
         self._joining = threading.RLock()
+        self._catching_up = threading.RLock()
         self._aside: deque[tuple[Callable[..., Pending], dict[str, Any]]] = deque()
 
     def _attach(self, writer: Writer) -> None:
@@ -112,6 +113,7 @@ class Front:
     def detach(self) -> None:
         """Forget a writer that belongs to another process; the next call joins anew."""
         self._counting, self._joining = threading.RLock(), threading.RLock()
+        self._catching_up = threading.RLock()
         self._aside.clear()
         self._writer = None
         self.plain = {}
@@ -251,9 +253,13 @@ class Front:
         writer = self._writer
         if writer is None or writer.is_held_here:
             return
-        with contextlib.suppress(IndexError):  # another thread was faster
+        # Under a lock: who flushes or closes next must not overtake a call that is being made.
+        with self._catching_up:
             while self._aside:
-                call, arguments = self._aside.popleft()
+                try:
+                    call, arguments = self._aside.popleft()
+                except IndexError:
+                    return  # a signal handler that interrupted this very line was faster
                 try:
                     call(**arguments)
                 except MetranaError as error:
