@@ -81,7 +81,7 @@ from metrana_async.run import Run
 from metrana_async.statistics import CloseInfo, Statistics
 
 if TYPE_CHECKING:
-    from metrana_async.query import BlockingQueryClient, QueryClient
+    from metrana_async.query import BlockingQueryClient, F, QueryClient
 
 __all__ = [
     "AuthError",
@@ -93,6 +93,7 @@ __all__ = [
     "DuplicateStep",
     "EpisodeRestarted",
     "EpisodeTakenOver",
+    "F",
     "InitError",
     "InternalError",
     "InvalidNameError",
@@ -154,7 +155,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Load the query side on first use: training code does not pay for it."""
-    if name in {"QueryClient", "BlockingQueryClient"}:
+    if name in {"QueryClient", "BlockingQueryClient", "F"}:
         from metrana_async import query
 
         return getattr(query, name)

@@ -82,6 +82,7 @@ from metrana_sync_shim.run import Run
 
 if TYPE_CHECKING:
     from metrana_async.query import BlockingQueryClient as QueryClient
+    from metrana_async.query import F
 
 __all__ = [
     "AuthError",
@@ -92,6 +93,7 @@ __all__ = [
     "DuplicateStep",
     "EpisodeRestarted",
     "EpisodeTakenOver",
+    "F",
     "InitError",
     "InternalError",
     "InvalidNameError",
@@ -154,8 +156,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Load the query side on first use: training code does not pay for it."""
-    if name == "QueryClient":
+    if name in {"QueryClient", "F"}:
         from metrana_async import query
 
-        return query.BlockingQueryClient
+        return query.BlockingQueryClient if name == "QueryClient" else query.F
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

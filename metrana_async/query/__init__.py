@@ -2,7 +2,10 @@
 
 from metrana_async.query.blocking import BlockingQueryClient
 from metrana_async.query.client import QueryClient
+from metrana_async.query.filters import F, Filter, FilterField
 from metrana_async.query.results import (
+    AttributeDefinition,
+    AttributeInfo,
     EnvironmentInfo,
     EnvSeries,
     EnvSeriesTable,
@@ -11,10 +14,13 @@ from metrana_async.query.results import (
     LastStep,
     Ledger,
     MergedSeries,
+    MetricDefinition,
     ProjectInfo,
     RunInfo,
+    RunList,
     Series,
     SeriesInfo,
+    SeriesSummaries,
 )
 from metrana_async.query.statistics_results import (
     BucketLine,
@@ -28,8 +34,11 @@ from metrana_async.query.statistics_results import (
     RLSeriesInfo,
     RLStep,
 )
+from metrana_async.query.tables import InfoList
 
 __all__ = [
+    "AttributeDefinition",
+    "AttributeInfo",
     "BlockingQueryClient",
     "BucketLine",
     "Buckets",
@@ -40,18 +49,25 @@ __all__ = [
     "Episode",
     "EpisodeSeries",
     "EpisodeSeriesTable",
+    "F",
+    "Filter",
+    "FilterField",
     "GroupStatistics",
+    "InfoList",
     "LastStep",
     "Latest",
     "Ledger",
     "MemberGroup",
     "MergedSeries",
+    "MetricDefinition",
     "ProjectInfo",
     "QueryClient",
     "RLInfo",
     "RLSeriesInfo",
     "RLStep",
     "RunInfo",
+    "RunList",
     "Series",
     "SeriesInfo",
+    "SeriesSummaries",
 ]

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any, Final, TypeVar
 
 from metrana_async.errors import UsageError
+from metrana_async.query.blocking_runs import BlockingRunQueries
 from metrana_async.query.blocking_statistics import BlockingStatisticsQueries
 from metrana_async.query.client import Labels, QueryClient
 from metrana_async.query.results import (
@@ -34,6 +35,7 @@ from metrana_async.query.results import (
     Series,
     SeriesInfo,
 )
+from metrana_async.query.tables import InfoList
 from metrana_async.transport.base import ServerAddress, Transport
 from metrana_async.wire.model import DEFAULT_ENV, ML_STEP
 
@@ -41,7 +43,7 @@ _Result = TypeVar("_Result")
 _CLOSE_S: Final = 5.0
 
 
-class BlockingQueryClient(BlockingStatisticsQueries):
+class BlockingQueryClient(BlockingRunQueries, BlockingStatisticsQueries):
     """`QueryClient` for code that does not await: same arguments, answers and errors.
 
     Thread-safe: several threads may ask at once.
@@ -106,27 +108,23 @@ class BlockingQueryClient(BlockingStatisticsQueries):
         if self._release is not None:
             self._release()
 
-    def projects(self) -> list[ProjectInfo]:
+    def projects(self) -> InfoList[ProjectInfo]:
         """See QueryClient.projects."""
         return self._wait(self._client.projects())
-
-    def runs(self, *, project: str | None = None) -> list[RunInfo]:
-        """See QueryClient.runs."""
-        return self._wait(self._client.runs(project=project))
 
     def run(self, run: str, *, project: str | None = None) -> RunInfo:
         """See QueryClient.run."""
         return self._wait(self._client.run(run, project=project))
 
-    def metrics(self, run: str, *, project: str | None = None) -> list[SeriesInfo]:
+    def metrics(self, run: str, *, project: str | None = None) -> InfoList[SeriesInfo]:
         """See QueryClient.metrics."""
         return self._wait(self._client.metrics(run, project=project))
 
-    def environments(self, run: str, *, project: str | None = None) -> list[EnvironmentInfo]:
+    def environments(self, run: str, *, project: str | None = None) -> InfoList[EnvironmentInfo]:
         """See QueryClient.environments."""
         return self._wait(self._client.environments(run, project=project))
 
-    def last_steps(self, run: str, *, project: str | None = None) -> list[LastStep]:
+    def last_steps(self, run: str, *, project: str | None = None) -> InfoList[LastStep]:
         """See QueryClient.last_steps."""
         return self._wait(self._client.last_steps(run, project=project))
 

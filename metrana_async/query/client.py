@@ -31,7 +31,9 @@ from metrana_async.query.results import (
     Series,
     SeriesInfo,
 )
+from metrana_async.query.run_queries import RunQueries
 from metrana_async.query.statistics import StatisticsQueries
+from metrana_async.query.tables import InfoList
 from metrana_async.settings import resolve_settings
 from metrana_async.transport.base import ServerAddress, Transport
 from metrana_async.wire.answers import decode_columns, decode_number
@@ -43,7 +45,7 @@ _PAUSES_S: Final = (0.1, 0.4, 1.0)
 _Result = TypeVar("_Result")
 
 
-class QueryClient(StatisticsQueries):
+class QueryClient(RunQueries, StatisticsQueries):
     """Reads runs, series and statistics from a server.
 
     Args:
@@ -114,37 +116,33 @@ class QueryClient(StatisticsQueries):
             await transport.close()
 
     # --- runs --------------------------------------------------------------------------------
-    async def projects(self) -> list[ProjectInfo]:
+    async def projects(self) -> InfoList[ProjectInfo]:
         """The projects of the workspace, by name."""
         content = await self._ask("/query/projects", Query(workspace=self.workspace), orjson.loads)
-        return [ProjectInfo(**row) for row in content]
-
-    async def runs(self, *, project: str | None = None) -> list[RunInfo]:
-        """All runs of the project (or workspace), oldest first."""
-        query = Query(workspace=self.workspace, project=project or self.project)
-        content = await self._ask("/query/runs", query, orjson.loads)
-        return [results.run_from(row) for row in content]
+        return InfoList(ProjectInfo(**row) for row in content)
 
     async def run(self, run: str, *, project: str | None = None) -> RunInfo:
         """One run, by name or uid."""
         content = await self._ask("/query/run", self._query(run, project), orjson.loads)
         return results.run_from(content)
 
-    async def metrics(self, run: str, *, project: str | None = None) -> list[SeriesInfo]:
+    async def metrics(self, run: str, *, project: str | None = None) -> InfoList[SeriesInfo]:
         """Every series of the run, in the order they were first logged."""
         content = await self._ask("/query/metrics", self._query(run, project), orjson.loads)
-        return [SeriesInfo(**row) for row in content]
+        return InfoList(SeriesInfo(**row) for row in content)
 
-    async def environments(self, run: str, *, project: str | None = None) -> list[EnvironmentInfo]:
+    async def environments(
+        self, run: str, *, project: str | None = None
+    ) -> InfoList[EnvironmentInfo]:
         """Every environment of the run, in the order they were first logged."""
         content = await self._ask("/query/environments", self._query(run, project), orjson.loads)
-        return [EnvironmentInfo(**row) for row in content]
+        return InfoList(EnvironmentInfo(**row) for row in content)
 
-    async def last_steps(self, run: str, *, project: str | None = None) -> list[LastStep]:
+    async def last_steps(self, run: str, *, project: str | None = None) -> InfoList[LastStep]:
         """The highest step of every standard series that has points."""
         content = await self._ask("/query/last_steps", self._query(run, project), orjson.loads)
         names = LastStep.__dataclass_fields__
-        return [LastStep(**{name: row[name] for name in names}) for row in content]
+        return InfoList(LastStep(**{name: row[name] for name in names}) for row in content)
 
     async def ledger(self, run: str, *, project: str | None = None) -> Ledger:
         """Where the run's points are; reads every series of the run."""

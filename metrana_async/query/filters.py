@@ -72,6 +72,10 @@ class FilterField:
     def __repr__(self) -> str:
         return f"FilterField({self._text!r})"
 
+    def __neg__(self) -> FilterField:
+        """The field with the highest first: ``order_by=-F.summary.loss.last``."""
+        return FilterField(f"-{self._text}")
+
     __hash__ = None  # type: ignore[assignment]  # == builds a filter
 
     def __eq__(self, value: _Literal) -> Filter:  # type: ignore[override]

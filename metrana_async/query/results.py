@@ -6,19 +6,19 @@ are views of the answer. Every point the run shows is there; nothing is sampled.
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 
 from metrana_async.errors import ProtocolError
+from metrana_async.query.tables import Frames, InfoList, column_of
 from metrana_async.wire.answers import Columns, decode_number
 from metrana_async.wire.model import FloatArray, Int64Array
 
 
-class ColumnTable:
+class ColumnTable(Frames):
     """Equal-length columns, all fields of the dataclass that are arrays."""
 
     __slots__ = ()
@@ -30,10 +30,6 @@ class ColumnTable:
 
     def __len__(self) -> int:
         return len(next(iter(self.columns().values())))
-
-    def to_pandas(self) -> Any:
-        """The columns as a pandas DataFrame; ImportError saying how to get pandas without it."""
-        return _pandas().DataFrame(self.columns())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,9 +92,9 @@ class EnvSeriesTable(ColumnTable):
     value: FloatArray
     time_ms: Int64Array
 
-    def to_pandas(self) -> Any:
-        """As `ColumnTable.to_pandas`, with `env` as a categorical of environment ids."""
-        return _pandas_with_envs(self.columns(), self.env_ids)
+    def categories(self) -> Mapping[str, Sequence[str]]:
+        """Environment ids behind their positions."""
+        return {"env": self.env_ids}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -122,9 +118,9 @@ class EpisodeSeriesTable(ColumnTable):
     value: FloatArray
     time_ms: Int64Array
 
-    def to_pandas(self) -> Any:
-        """As `ColumnTable.to_pandas`, with `env` as a categorical of environment ids."""
-        return _pandas_with_envs(self.columns(), self.env_ids)
+    def categories(self) -> Mapping[str, Sequence[str]]:
+        """Environment ids behind their positions."""
+        return {"env": self.env_ids}
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +141,12 @@ class RunInfo:
         state: running, finished, failed, stopped or crashed.
         exception_type: class name of what ended it, or None.
         orchestration_id: the creator's; `orchestration_ids` has every job's that joined.
+        notes, is_archived: what people set from outside (`set_notes`, `archive_run`).
         config: nested as it was logged.
         attributes: every attribute of the run by its path, config among them.
         counters: points by outcome, as the server counted them (see `ledger`).
-        writers: one mapping for each writer: id, process, when it came, was seen and left.
+        writers: one mapping for each writer: id, process, when it came, was seen and left, and its
+            own `counters` as it last reported them.
     """
 
     run_uid: str
@@ -165,9 +163,127 @@ class RunInfo:
     tags: tuple[str, ...]
     description: str | None
     git_sha: str | None
+    notes: str
+    is_archived: bool
     attributes: Mapping[str, Any]
     counters: Mapping[str, int]
     writers: tuple[Mapping[str, Any], ...]
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds from the start to the end, or to the last sign of life of any writer."""
+        seen_ms = [int(writer["seen_ms"]) for writer in self.writers]
+        is_over = self.state in ("finished", "failed", "stopped")
+        last_ms = self.state_ms if is_over else max([self.created_ms, *seen_ms])
+        return (last_ms - self.created_ms) / 1000
+
+    @property
+    def warnings(self) -> Mapping[str, int]:
+        """How often its writers were told something, by the warning's class name."""
+        return self._sum("warned/")
+
+    @property
+    def lost(self) -> Mapping[str, int]:
+        """Points that its writers lost on the way, by reason, as they reported them."""
+        return self._sum("lost/")
+
+    def _sum(self, prefix: str) -> dict[str, int]:
+        sums: dict[str, int] = {}
+        for writer in self.writers:
+            for name, count in writer["counters"].items():
+                if name.startswith(prefix):
+                    kind = name.removeprefix(prefix)
+                    sums[kind] = sums.get(kind, 0) + count
+        return sums
+
+
+class RunList(InfoList[RunInfo]):
+    """Runs of one page.
+
+    Attributes:
+        after: the cursor of the next page, for ``runs(after=…)``; None at the end.
+    """
+
+    def __init__(self, runs: Iterable[RunInfo] = (), after: str | None = None) -> None:
+        super().__init__(runs)
+        self.after = after
+
+    def columns(self) -> dict[str, Any]:
+        """A row a run: facts, and a column ``config.<path>`` for each config path."""
+        plain = ("run_uid", "project", "name", "state", "exception_type", "notes", "is_archived")
+        columns = {name: column_of(getattr(run, name) for run in self) for name in plain}
+        columns["created"] = np.array([r.created_ms for r in self], dtype="datetime64[ms]")
+        columns["duration_s"] = np.array([r.duration_s for r in self], dtype=np.float64)
+        columns["tags"] = column_of(list(run.tags) for run in self)
+        prefix = "config/"
+        paths = {path for run in self for path in run.attributes if path.startswith(prefix)}
+        for path in sorted(paths):
+            name = f"config.{path.removeprefix(prefix)}"
+            columns[name] = column_of(run.attributes.get(path) for run in self)
+        return columns
+
+
+@dataclass(frozen=True, slots=True)
+class AttributeInfo:
+    """A current attribute of a run; of one environment or episode where `env_id` says so."""
+
+    path: str
+    value: Any
+    env_id: str | None
+    episode: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class AttributeDefinition:
+    """An attribute path of a project.
+
+    Attributes:
+        is_of_environments: whether it is logged of environments rather than of runs.
+        kinds: types of its values: bool, float, int, null, object, str.
+        runs_count: runs that have it.
+    """
+
+    path: str
+    is_of_environments: bool
+    kinds: tuple[str, ...]
+    runs_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class MetricDefinition:
+    """A metric of a project: name and axis, and how many runs log it."""
+
+    metric: str
+    family: str
+    scale: str
+    runs_count: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SeriesSummaries(ColumnTable):
+    """Six numbers for each metric of each run that has points of it.
+
+    Attributes:
+        runs, metrics: as asked for; the columns `run` and `metric` are positions in them.
+        last: by step; of an RL metric the point logged last, over all environments.
+        min, max, mean, count: NaN left out. A `log_distributed` metric has no mean (NaN).
+        last_step: of an RL metric the highest rl_step.
+    """
+
+    runs: tuple[str, ...]
+    metrics: tuple[str, ...]
+    run: Int64Array
+    metric: Int64Array
+    last: FloatArray
+    min: FloatArray
+    max: FloatArray
+    mean: FloatArray
+    count: Int64Array
+    last_step: Int64Array
+
+    def categories(self) -> Mapping[str, Sequence[str]]:
+        """Run and metric names behind their positions."""
+        return {"run": self.runs, "metric": self.metrics}
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,6 +408,27 @@ def run_from(content: Any) -> RunInfo:
     return RunInfo(**facts)
 
 
+def summaries_from(answer: Columns) -> SeriesSummaries:
+    """The answer of ``/query/series_summaries``."""
+    names = [answer.scalars.get(name) for name in ("runs", "metrics")]
+    for column, known in zip(("run", "metric"), names, strict=True):
+        codes = answer.integers(column)
+        if not isinstance(known, list) or (len(codes) and int(codes.max()) >= len(known)):
+            raise ProtocolError(f"the answer names no {column} for some of its rows")
+    return SeriesSummaries(
+        runs=tuple(names[0] or ()),
+        metrics=tuple(names[1] or ()),
+        run=answer.integers("run"),
+        metric=answer.integers("metric"),
+        last=answer.floats("last"),
+        min=answer.floats("min"),
+        max=answer.floats("max"),
+        mean=answer.floats("mean"),
+        count=answer.integers("count"),
+        last_step=answer.integers("last_step"),
+    )
+
+
 def ledger_from(content: Any) -> Ledger:
     """The answer of ``/query/ledger``."""
     names = [field.name for field in fields(Ledger) if field.name != "counters"]
@@ -322,18 +459,3 @@ def _env_ids(answer: Columns) -> tuple[str, ...]:
     if len(env_no) and not (int(env_no.min()) >= 0 and int(env_no.max()) < len(names)):
         raise ProtocolError(f"env_no goes to {int(env_no.max())}, of {len(names)} environments")
     return tuple(names)
-
-
-def _pandas() -> Any:
-    try:
-        return importlib.import_module("pandas")
-    except ImportError as error:
-        raise ImportError(
-            "to_pandas() needs pandas: pip install 'metrana-async[pandas]'"
-        ) from error
-
-
-def _pandas_with_envs(columns: dict[str, Any], env_ids: Sequence[str]) -> Any:
-    pandas = _pandas()
-    env = pandas.Categorical.from_codes(columns["env"], categories=list(env_ids))
-    return pandas.DataFrame({**columns, "env": env})

@@ -6,14 +6,17 @@ Endpoints (all POST, a `Query` as JSON; paths under ``/api/v1``):
 path                          reads                                  answer
 ============================  =====================================  ===========================
 ``/query/projects``           workspace                              JSON list of projects
-``/query/runs``               workspace, project                     JSON list of runs
+``/query/runs``               where, order_by, limit, after          ``{"runs", "after"}``
 ``/query/run``                the run                                JSON object
 ``/query/metrics``            the run                                JSON list of series
 ``/query/environments``       the run                                JSON list of environments
 ``/query/last_steps``         the run                                JSON list of series
 ``/query/ledger``             the run                                JSON object of counts
+``/query/attributes``         the run                                JSON list of attributes
+``/query/definitions``        workspace, project                     ``{"attributes", "metrics"}``
 ``/query/aggregate``          metric, function, env_id, episode      ``{"value": number}``
 ``/query/series``             metric, scale, labels, step_range      columns
+``/query/scan``               metric, scale, labels, limit           columns, ``next_step``
 ``/query/merged``             metric, scale, labels, step_range      columns
 ``/query/episode_series``     metric, env_id, labels                 columns
 ``/query/env_series``         metric, env_id, episode, generation    columns
@@ -50,6 +53,10 @@ class Query:
         generation: a superseded generation instead of the current one.
         step_range: first and last step, inclusive; episodes for `episode_series` and `env_series`.
         function: what to aggregate by (see `server.query.aggregate`).
+        where: a filter of runs (see `server.query.filters`).
+        order_by: a field of runs, with ``-`` before it for the highest first.
+        limit: rows to answer; the rest is on the next page.
+        after: the cursor that the page before gave.
     """
 
     workspace: str = DEFAULT_WORKSPACE
@@ -63,6 +70,10 @@ class Query:
     generation: int | None = None
     step_range: list[int] | None = None
     function: str | None = None
+    where: str | None = None
+    order_by: str | None = None
+    limit: int | None = None
+    after: str | None = None
 
     def require(self, name: str) -> str:
         """The text of a field this endpoint cannot do without; InvalidQueryError when missing."""
@@ -72,8 +83,10 @@ class Query:
         return value
 
 
-_TEXT: Final = ("project", "run", "metric", "scale", "env_id", "function")
-_NUMBERS: Final = ("episode", "generation")
+_TEXT: Final = (
+    *("project", "run", "metric", "scale", "env_id", "function", "where", "order_by", "after"),
+)
+_NUMBERS: Final = ("episode", "generation", "limit")
 _FIELDS: Final = frozenset(field.name for field in dataclasses.fields(Query))
 
 

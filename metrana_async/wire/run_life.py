@@ -36,7 +36,7 @@ class RunChange:
     Attributes:
         run: the run's name (within `project`, or where it is the only one of that name) or uid.
         name: the new name; the uid stays.
-        is_archived: whether lists leave the run out unless asked.
+        is_archived: whether the run is put aside; lists hold it still, `archived` filters.
         notes: free text, the old one is replaced.
         add_tags, remove_tags: tags to add, then tags to take away.
     """

@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 
 from metrana_async.server.http.endpoint import Answer, Endpoint
+from metrana_async.server.http.listing import listing_endpoints
 from metrana_async.server.http.statistics import statistics_endpoints
 from metrana_async.server.query.service import (
     EnvStepColumns,
@@ -31,7 +32,7 @@ _Read = Callable[[QueryService, Query], Answer]
 def query_endpoints(service: QueryService) -> dict[str, Endpoint]:
     """Endpoints by path, to be mounted under ``API_PREFIX``."""
     ours = {path: _endpoint(service, read) for path, read in _READS.items()}
-    return {**ours, **statistics_endpoints(service)}
+    return {**ours, **listing_endpoints(service), **statistics_endpoints(service)}
 
 
 def _endpoint(service: QueryService, read: _Read) -> Endpoint:
@@ -60,10 +61,6 @@ def _episodes(query: Query) -> Range | None:
 
 def _projects(service: QueryService, query: Query) -> Answer:
     return _json(service.projects(query.workspace))
-
-
-def _runs(service: QueryService, query: Query) -> Answer:
-    return _json(service.runs(query.workspace, query.project))
 
 
 def _one_run(service: QueryService, query: Query) -> Answer:
@@ -156,7 +153,6 @@ def _with_envs(answer: EpisodeColumns | EnvStepColumns) -> Answer:
 
 _READS: dict[str, _Read] = {
     "/query/projects": _projects,
-    "/query/runs": _runs,
     "/query/run": _one_run,
     "/query/metrics": _metrics,
     "/query/environments": _environments,

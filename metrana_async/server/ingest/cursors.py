@@ -30,6 +30,7 @@ OLDER_UNITS_KEPT: Final = 16_384
 """Episodes per series kept in memory beside each environment's newest."""
 
 _MODE_OF_CODE: Final = {code: mode for mode, code in MODE_CODES.items()}
+_ONE_BY_ONE_COUNT: Final = 64
 _LOOKUP_GAP: Final = 4096
 _LOOKUP_STEPS_MAX: Final = 1 << 16
 _LOOKUPS_MAX: Final = 16
@@ -102,8 +103,50 @@ class RunCursors:
         self._is_loaded[missing] = True
 
     def ensure_all(self, writers: Writers) -> None:
-        """Load every series of the run (seeds and sealing need them)."""
-        self.ensure(np.arange(len(self._run.series), dtype=np.int64), writers)
+        """Load every series of the run (seeds need them), heads and tails at once."""
+        self._reserve()
+        count = len(self._run.series)
+        missing = np.flatnonzero(~self._is_loaded[:count])
+        if len(missing) <= _ONE_BY_ONE_COUNT:
+            self.ensure(missing, writers)
+            return
+        heads = self._store.heads(self._run.row.run_no)
+        self._make_many(missing.tolist(), heads)
+        is_missing = np.zeros(count, np.bool_)
+        is_missing[missing] = True
+        numbers = self._run.series_no[:count]  # ascending: that is how series are registered
+        for table in self._store.tails(self._run.row.run_no):
+            if isinstance(table, AcceptedSegments):
+                index = self._run.index_by_no[table.series_no]
+                if is_missing[index]:
+                    self._absorb_segments(index, table)
+                continue
+            keys = np.searchsorted(numbers, table.series_no)
+            mine = is_missing[keys]
+            if table.has_envs:
+                for index in np.unique(keys[mine]).tolist():
+                    self._absorb_episodes(index, table, writers)
+            elif mine.any():
+                # A series' tables come in their order, so the last one says who stored last.
+                self.standard.absorb(keys[mine], table.step[mine], table.writer_no, writers)
+        self._is_loaded[missing] = True
+
+    def _make_many(self, indexes: list[int], heads: dict[int, bytes]) -> None:
+        """As `_make`, for many series at once."""
+        standard: list[int] = []
+        for index in indexes:
+            row = self._run.series[index]
+            head = heads.get(row.series_no)
+            if row.definition.family is not Family.STANDARD:
+                self._make(index, head)
+            elif head is not None:
+                standard.append(index)
+        columns = dumps.standard_columns(
+            [heads[self._run.series[index].series_no] for index in standard]
+        )
+        self.standard.max_step[standard] = columns[0]
+        self.standard.last_writer[standard] = columns[1]
+        self.standard.top_writer[standard] = columns[2]
 
     def start(self, first_index: int) -> None:
         """Begin empty cursors for the series from this index on, which were just created."""

@@ -6,6 +6,7 @@ are a JSON header and their columns, compressed. Only what `absorb` builds is ke
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,12 @@ def dump_standard(cursors: PointCursors, key: int) -> bytes:
 def load_standard(cursors: PointCursors, key: int, blob: bytes) -> None:
     """Set the cursor of one STANDARD series."""
     cursors.max_step[key], cursors.last_writer[key], cursors.top_writer[key] = orjson.loads(blob)
+
+
+def standard_columns(blobs: Sequence[bytes]) -> npt.NDArray[np.int64]:
+    """The cursors of many STANDARD series: int64 [3, n], max_step, last_writer and top_writer."""
+    rows = orjson.loads(b"[" + b",".join(blobs) + b"]")
+    return np.array(rows, dtype=np.int64).reshape(-1, 3).T
 
 
 def dump_episodes(cursors: PointCursors, max_rl: npt.NDArray[np.int64]) -> bytes:

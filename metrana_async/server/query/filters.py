@@ -244,7 +244,7 @@ class _Reader:
             return node
         return self._test()
 
-    def _test(self) -> Test:
+    def _test(self) -> Node:
         token = self.next
         if token.kind in ("number", "text", "constant"):
             literal = _literal(self._take())
@@ -259,6 +259,9 @@ class _Reader:
             return Test(field, sign, _wanted(field, sign, self._list(), sign_at))
         if self._took("exists"):
             return Test(field, "exists")
+        if self.next.text == "not" and self._tokens[self._at + 1].text == "exists":
+            self._at += 2
+            return Not(Test(field, "exists"))
         sign_token = self._take()
         sign = "=" if sign_token.text == "==" else sign_token.text
         if sign_token.kind != "sign" or sign in "(),":

@@ -20,9 +20,9 @@ from metrana_async.server.store.base import (
     SeriesRow,
     WriterRow,
 )
+from metrana_async.wire.run_life import ARCHIVED_PATH, NOTES_PATH, TAGS_PATH
 
 CONFIG_PREFIX: Final = "config/"
-TAGS_PATH: Final = "sys/tags"
 DESCRIPTION_PATH: Final = "sys/description"
 GIT_SHA_PATH: Final = "sys/git_sha"
 
@@ -87,6 +87,8 @@ def describe_run(contents: RunContents) -> dict[str, Any]:
         "tags": flat.get(TAGS_PATH) or [],
         "description": flat.get(DESCRIPTION_PATH),
         "git_sha": flat.get(GIT_SHA_PATH),
+        "notes": flat.get(NOTES_PATH) or "",
+        "is_archived": flat.get(ARCHIVED_PATH) is True,
         "attributes": flat,
         "counters": row.counters,
         "writers": [_describe_writer(writer) for writer in contents.writers],

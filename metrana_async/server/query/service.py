@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import numpy as np
 
 from metrana_async.errors import InvalidQueryError
-from metrana_async.server.query import runs
+from metrana_async.server.query import extents, runs
 from metrana_async.server.query.aggregate import aggregate, check_function
 from metrana_async.server.query.catalogue import Catalogues
 from metrana_async.server.query.resolve import (
@@ -31,6 +31,7 @@ from metrana_async.server.query.resolve import (
 )
 from metrana_async.server.store.base import (
     PointStore,
+    RunContents,
     RunRow,
     SeriesRow,
     StoredPoints,
@@ -98,7 +99,7 @@ class QueryService:
     """
 
     def __init__(self, store: PointStore) -> None:
-        self._store = store
+        self.store = self._store = store
         self._catalogues = Catalogues(store)
         self._threads = ThreadPoolExecutor(_THREADS_COUNT, thread_name_prefix="metrana-query")
 
@@ -115,14 +116,21 @@ class QueryService:
         """Projects of a workspace, by name: ``project``, ``runs_count``, ``last_created_ms``."""
         return runs.describe_projects(self._store.runs(), workspace)
 
-    def runs(self, workspace: str, project: str | None = None) -> list[dict[str, Any]]:
-        """All runs of a project (or workspace), oldest first, as `run` describes each."""
-        rows = [
+    def run_rows(self, workspace: str, project: str | None = None) -> list[RunRow]:
+        """All runs of a project (or workspace), oldest first."""
+        return [
             row
             for row in self._store.runs()
             if row.workspace == workspace and project in (None, row.project)
         ]
-        return [self.run(row) for row in rows]
+
+    def contents(self, run: RunRow) -> RunContents:
+        """A run's row, writers and attributes, without its series and environments."""
+        return self._store.run_contents(run.run_no, with_series=False)
+
+    def series_rows(self, run: RunRow) -> list[SeriesRow]:
+        """Every series of the run, in the order they were first stored."""
+        return sorted(self._store.run_contents(run.run_no).series, key=lambda s: s.series_no)
 
     def find_run(self, workspace: str, project: str | None, run: str) -> RunRow:
         """See `runs.find_run`."""
@@ -130,14 +138,19 @@ class QueryService:
 
     def run(self, run: RunRow) -> dict[str, Any]:
         """See `runs.describe_run`."""
-        return runs.describe_run(self._store.run_contents(run.run_no))
+        return runs.describe_run(self.contents(run))
 
     def metrics(self, run: RunRow) -> list[dict[str, Any]]:
         """Every series of the run with its pins, in the order they were first stored."""
-        rows = self._store.run_contents(run.run_no).series
-        return [runs.describe_series(row) for row in sorted(rows, key=lambda s: s.series_no)]
+        return [runs.describe_series(row) for row in self.series_rows(run)]
 
     # --- one series ----------------------------------------------------------------------------
+    def standard_series(
+        self, run: RunRow, metric: str, *, scale: str, labels: Mapping[str, str]
+    ) -> SeriesRow:
+        """The STANDARD series of exactly this identity."""
+        return self._catalogues.series(run.run_no, Family.STANDARD, metric, scale, labels)
+
     def series(
         self,
         run: RunRow,
@@ -300,13 +313,13 @@ class QueryService:
     # --- over a whole run ------------------------------------------------------------------------
     def last_steps(self, run: RunRow) -> list[dict[str, Any]]:
         """Every STANDARD series that has points: its identity, pins and highest step."""
-        answer = []
-        for series in self._series_of(run, Family.STANDARD):
-            stored = self._store.read_points(series.series_no)
-            if len(stored):
-                last_step = int(stored.step.max())
-                answer.append({**runs.describe_series(series), "last_step": last_step})
-        return answer
+        series = self._series_of(run, Family.STANDARD)
+        last = extents.last_steps(self._store, run.run_no, series)
+        return [
+            {**runs.describe_series(row), "last_step": last_step}
+            for row, last_step in zip(series, last.tolist(), strict=True)
+            if last_step != extents.NOTHING
+        ]
 
     def environments(self, run: RunRow) -> list[dict[str, Any]]:
         """Every environment: ``env_id``, ``last_rl_step``, ``last_episode`` (None where unknown).
@@ -314,19 +327,11 @@ class QueryService:
         The two are independent maxima over both RL functions and all labels; a restart does not
         lower them.
         """
-        names = self._store.run_contents(run.run_no).env_names
-        last_rl_step = np.full(len(names), -1, dtype=np.int64)
-        last_episode = np.full(len(names), -1, dtype=np.int64)
-        for series in self._series_of(run, Family.EPISODE, Family.ENV_STEP):
-            if series.definition.family is Family.EPISODE:
-                points = self._store.read_points(series.series_no)
-                env_no, rl_step, episode = points.env_no, points.rl_step, points.step
-            else:
-                steps = self._store.read_env_steps(series.series_no)
-                env_no, rl_step, episode = steps.env_no, steps.rl_step, steps.episode
-            is_listed = env_no < len(names)  # an environment may have come since
-            np.maximum.at(last_rl_step, env_no[is_listed], rl_step[is_listed])
-            np.maximum.at(last_episode, env_no[is_listed], episode[is_listed])
+        contents = self._store.run_contents(run.run_no)
+        names = contents.env_names
+        last_rl_step, last_episode = extents.environment_maxima(
+            self._store, run.run_no, contents.series, len(names)
+        )
         columns = zip(names, last_rl_step.tolist(), last_episode.tolist(), strict=True)
         return [
             {
@@ -370,7 +375,8 @@ class QueryService:
     # --- parts -----------------------------------------------------------------------------------
     def _counters(self, run: RunRow) -> dict[str, int]:
         names = ("stored", "duplicate", "superseded", "replaced", "discarded_by_restart")
-        counters = dict.fromkeys(names, 0) | self._store.run_contents(run.run_no).row.counters
+        row = self._store.run_contents(run.run_no, with_series=False).row
+        counters = dict.fromkeys(names, 0) | row.counters
         committed = counters["stored"] + counters["duplicate"] + counters["superseded"]
         return {**counters, "committed": committed}
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from metrana_async.errors import InvalidQueryError
 from metrana_async.query.filters import F
-from metrana_async.server.query.filters import parse_field, parse_filter, select_runs
+from metrana_async.server.query.filters import Test, parse_field, parse_filter, select_runs
 from metrana_async.wire import limits
 
 RUNS = [
@@ -57,6 +57,7 @@ def found(text):
         ("'best' not in tags", ""),
         ("not 'best' in tags", "bcde"),
         ("not (config.lr exists)", "d"),
+        ("config.lr not exists", "d"),
         ("config.lr = null", "c"),
         ("config.lr != 0.1", "ace"),
         ("config.lr = 'auto'", "e"),
@@ -138,12 +139,15 @@ def test_every_name_and_text_survives_the_builders(name, value):
     field = parse_field(str(F.config[name]))
     assert field.path == name
     test = parse_filter(str(F.config[name] == value))
+    assert isinstance(test, Test)
     assert (test.field.path, test.wanted) == (name, (value,))
 
 
 @given(st.floats() | st.integers(-(2**60), 2**60))
 def test_every_number_survives_the_builders(number):
     """Numbers come back bit for bit, also tiny, huge and not finite ones."""
-    (wanted,) = parse_filter(str(F.config.x == number)).wanted
+    test = parse_filter(str(F.config.x == number))
+    assert isinstance(test, Test)
+    (wanted,) = test.wanted
     assert wanted == number or (math.isnan(wanted) and math.isnan(number))
     assert type(wanted) is type(number)

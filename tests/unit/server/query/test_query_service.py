@@ -296,7 +296,7 @@ def test_runs_are_found_by_name_or_uid_within_their_project():
         with pytest.raises(NotFoundError, match=name):
             service.find_run("default", project, name)
     assert service.find_run("w2", None, "far") == elsewhere
-    assert [r["name"] for r in service.runs("default", "p2")] == ["run", "solo"]
+    assert [r.name for r in service.run_rows("default", "p2")] == ["run", "solo"]
     assert [(p["project"], p["runs_count"]) for p in service.projects("default")] == [
         ("p1", 1),
         ("p2", 2),
