@@ -108,7 +108,7 @@ class RunColumns(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Test:
+class FieldTest:
     """`field sign wanted`, where sign is a comparison, "in", "not in", "~" or "exists"."""
 
     field: Field
@@ -138,7 +138,7 @@ class Any_:  # noqa: N801  # typing has the other name
     parts: tuple[Node, ...]
 
 
-Node = Test | Not | All | Any_
+Node = FieldTest | Not | All | Any_
 
 
 def mistake(position: int, text: str, *, hint: str | None = None) -> InvalidQueryError:
@@ -252,16 +252,16 @@ class _Reader:
             if sign is None:
                 raise mistake(self.next.position, f"after a value comes 'in', not {self._seen()}")
             field = self._field()
-            return Test(field, sign, _wanted(field, sign, [literal], token.position))
+            return FieldTest(field, sign, _wanted(field, sign, [literal], token.position))
         field = self._field()
         sign_at = self.next.position
         if (sign := self._in_sign()) is not None:
-            return Test(field, sign, _wanted(field, sign, self._list(), sign_at))
+            return FieldTest(field, sign, _wanted(field, sign, self._list(), sign_at))
         if self._took("exists"):
-            return Test(field, "exists")
+            return FieldTest(field, "exists")
         if self.next.text == "not" and self._tokens[self._at + 1].text == "exists":
             self._at += 2
-            return Not(Test(field, "exists"))
+            return Not(FieldTest(field, "exists"))
         sign_token = self._take()
         sign = "=" if sign_token.text == "==" else sign_token.text
         if sign_token.kind != "sign" or sign in "(),":
@@ -272,8 +272,8 @@ class _Reader:
         value_token = self._take()
         literal = _literal(value_token)
         if sign == "~":
-            return Test(field, sign, (literal,), _pattern(literal, value_token.position))
-        return Test(field, sign, _wanted(field, sign, [literal], value_token.position))
+            return FieldTest(field, sign, (literal,), _pattern(literal, value_token.position))
+        return FieldTest(field, sign, _wanted(field, sign, [literal], value_token.position))
 
     def _in_sign(self) -> str | None:
         if self._took("in"):
@@ -404,7 +404,7 @@ def _select(node: Node, columns: RunColumns, rows: npt.NDArray[np.int64]) -> Boo
     return held
 
 
-def _hold(test: Test, columns: RunColumns, rows: list[int]) -> list[bool]:
+def _hold(test: FieldTest, columns: RunColumns, rows: list[int]) -> list[bool]:
     """Whether the test holds, for each of `rows`."""
     found = columns.values(test.field, rows)
     if test.sign == "exists":
@@ -441,7 +441,7 @@ def _kind(value: Any) -> str:
     return "text" if isinstance(value, str) else "object"
 
 
-def _check_kinds(test: Test, columns: RunColumns, found: list[tuple[Any, ...]]) -> None:
+def _check_kinds(test: FieldTest, columns: RunColumns, found: list[tuple[Any, ...]]) -> None:
     """Refuse a comparison that no value of the field could ever satisfy."""
     field = test.field
     if not found:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from metrana_async.errors import InvalidQueryError
 from metrana_async.query.filters import F
-from metrana_async.server.query.filters import Test, parse_field, parse_filter, select_runs
+from metrana_async.server.query.filters import FieldTest, parse_field, parse_filter, select_runs
 from metrana_async.wire import limits
 
 RUNS = [
@@ -139,7 +139,7 @@ def test_every_name_and_text_survives_the_builders(name, value):
     field = parse_field(str(F.config[name]))
     assert field.path == name
     test = parse_filter(str(F.config[name] == value))
-    assert isinstance(test, Test)
+    assert isinstance(test, FieldTest)
     assert (test.field.path, test.wanted) == (name, (value,))
 
 
@@ -147,7 +147,7 @@ def test_every_name_and_text_survives_the_builders(name, value):
 def test_every_number_survives_the_builders(number):
     """Numbers come back bit for bit, also tiny, huge and not finite ones."""
     test = parse_filter(str(F.config.x == number))
-    assert isinstance(test, Test)
+    assert isinstance(test, FieldTest)
     (wanted,) = test.wanted
     assert wanted == number or (math.isnan(wanted) and math.isnan(number))
     assert type(wanted) is type(number)
