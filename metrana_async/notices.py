@@ -7,7 +7,9 @@ them into errors must not kill the engine thread, so there they are logged inste
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import sys
 import threading
 import warnings
 from collections import Counter, deque
@@ -32,6 +34,21 @@ _LEVELS: Final = {
 def set_log_level(level: str) -> None:
     """Set the level of the logger ``metrana_async``, in the spellings of `Settings.log_level`."""
     logger.setLevel(_LEVELS.get(level) or level.upper())
+
+
+def say(text: str) -> None:
+    """Write a line to stderr as it is now; a stream that takes nothing is left alone."""
+    stream = sys.stderr
+    if stream is None:
+        return  # a program without a console has none
+    line = f"metrana: {text}\n"
+    # Closed, read-only, a broken pipe: what cannot be said must not end the training.
+    with contextlib.suppress(OSError, ValueError):
+        try:
+            stream.write(line)
+        except UnicodeEncodeError:
+            stream.write(line.encode("ascii", "backslashreplace").decode("ascii"))
+        stream.flush()
 
 
 class NoticeBoard:

@@ -6,7 +6,6 @@ import asyncio
 import concurrent.futures
 import contextlib
 import secrets
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,7 +20,7 @@ from metrana_async.engine import lifecycle
 from metrana_async.engine.clock import SystemClock
 from metrana_async.engine.loop_thread import engine, on_fork, running_engine, submit_nowhere
 from metrana_async.errors import InitError, MetranaError, MetranaWarning, TransportError
-from metrana_async.notices import set_log_level
+from metrana_async.notices import say, set_log_level
 from metrana_async.orchestration import process_identity, resolve_orchestration_id, spans_hosts
 from metrana_async.settings import Settings
 from metrana_async.transport.addresses import without_user
@@ -241,8 +240,7 @@ def announce(writer: Writer) -> None:
         return
     verb = "started" if writer.is_creator else "joined"
     place = f"{settings.workspace_name}/{settings.project_name}/{writer.run_name}"
-    sys.stderr.write(f"metrana: {verb} run {place} at {writer.where}\n")
-    sys.stderr.flush()
+    say(f"{verb} run {place} at {writer.where}")
 
 
 # --- the end of the process -----------------------------------------------------------------------

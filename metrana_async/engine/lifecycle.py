@@ -21,6 +21,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Final
 
+from metrana_async.notices import say
+
 Farewell = Callable[[float, str, "str | None"], "concurrent.futures.Future[None] | None"]
 """Starts leaving, given (budget in seconds, status, exception type name); None = nothing to do.
 
@@ -103,7 +105,7 @@ def _say_farewell() -> None:
         return
     done, _ = concurrent.futures.wait([leaving], EXIT_BUDGET_S + _GRACE_S)
     if not done or leaving.exception() is not None:
-        sys.stderr.write(f"metrana: not everything was stored within {EXIT_BUDGET_S:g} s\n")
+        say(f"not everything was stored within {EXIT_BUDGET_S:g} s")
 
 
 def _install_sigterm() -> None:
