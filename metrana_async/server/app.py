@@ -9,18 +9,19 @@ import asyncio
 import contextlib
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
+from dataclasses import asdict
 from typing import Final
 
 import orjson
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from metrana_async import locations
 from metrana_async.errors import MetranaError, NotFoundError
-from metrana_async.server.auth import token_guard
+from metrana_async.orchestration import process_identity
+from metrana_async.server.auth import STOP_PATH, token_guard
 from metrana_async.server.http.endpoint import Answer, Endpoint, answer
 from metrana_async.server.http.ingest import ingest_endpoints
 from metrana_async.server.http.query import query_endpoints
@@ -28,18 +29,23 @@ from metrana_async.server.http.runs import run_endpoints
 from metrana_async.server.ingest.liveness import ProcessWatch
 from metrana_async.server.ingest.service import IngestService
 from metrana_async.server.ingest.worker import IngestWorker
+from metrana_async.server.log_file import LogFile
+from metrana_async.server.presence import Presence
 from metrana_async.server.query.service import QueryService
 from metrana_async.server.settings import ServerSettings
 from metrana_async.server.store.base import PointStore
 from metrana_async.server.store.memory import MemoryStore
+from metrana_async.server.store.sqlite.files import is_taken
 from metrana_async.server.store.sqlite.store import SqliteStore
+from metrana_async.versions import package_version
 from metrana_async.wire import limits
 from metrana_async.wire.messages import API_PREFIX, JSON_TYPE, PROTOCOL_VERSION
 
 _KEEP_ALIVE_S: Final = 75.0  # longer than the client's, so that the client closes first
 _SHUTDOWN_S: Final = 10.0
 _SEAL_S: Final = 20.0
-_IDLE_CHECK_S: Final = 5.0
+_UPKEEP_S: Final = 5.0
+_HANDOVER_LOOK_S: Final = 0.05
 
 
 class Backend:
@@ -76,7 +82,9 @@ class Backend:
         del body
         content = {
             "protocol": PROTOCOL_VERSION,
+            "version": package_version(),
             "pid": os.getpid(),
+            "process": asdict(process_identity()),
             "generation": self.store.generation,
             "time_ms": int(self._clock() * 1000),
         }
@@ -147,7 +155,7 @@ def web_app(backend: Backend, settings: ServerSettings, activity: _Activity) -> 
     """The aiohttp application over a backend's endpoints."""
     app = web.Application(
         client_max_size=limits.REQUEST_BYTES + 4096,
-        middlewares=[activity.middleware(), token_guard(settings.token)],
+        middlewares=[activity.middleware(), token_guard(settings.token, settings.shared_token)],
     )
 
     async def handle(request: web.Request) -> web.Response:
@@ -167,84 +175,85 @@ def web_app(backend: Backend, settings: ServerSettings, activity: _Activity) -> 
     return app
 
 
+async def _open_store(settings: ServerSettings) -> PointStore:
+    """Open the store; where another server is just leaving it, wait for that first."""
+    deadline_s = time.monotonic() + settings.handover_s
+    card = settings.card_beside
+    while settings.store == "sqlite" and is_taken(settings.data_dir):
+        # A server that leaves (or only begins) has no card; one with a card is here to stay.
+        if (card is not None and card.exists()) or time.monotonic() >= deadline_s:
+            break
+        await asyncio.sleep(_HANDOVER_LOOK_S)
+    return open_store(settings)
+
+
 async def serve(settings: ServerSettings, *, ready: Callable[[str], None] | None = None) -> None:
-    """Serve until SIGTERM, SIGINT or idleness; publishes the card once it answers.
+    """Serve until asked to stop, SIGTERM, SIGINT or idleness; publishes the card once it answers.
 
     `ready` is called with the base URL when the server answers.
+
+    Raises:
+        InitError: the store or the address cannot be had.
     """
-    store = open_store(settings)
+    store = await _open_store(settings)
     backend = Backend(store, writer_live_s=settings.writer_live_s)
     activity = _Activity()
+    stopping = asyncio.Event()
+    backend.endpoints[STOP_PATH] = _stop_endpoint(stopping)
     runner = web.AppRunner(
         web_app(backend, settings, activity),
         keepalive_timeout=_KEEP_ALIVE_S,
         access_log=None,
         shutdown_timeout=_SHUTDOWN_S,
     )
+    presence = Presence(runner, settings)
     backend.start()
-    stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     try:
         await runner.setup()
-        url = await _listen(runner, settings)
-        if settings.card_path is not None:
-            _publish(settings, url)
+        await presence.open()
         if ready is not None:
-            ready(url)
-        await _until_over(stopping, settings, activity)
+            ready(presence.url)
+        await _until_over(stopping, settings, activity, presence)
     finally:
-        if settings.card_path is not None:
-            _withdraw(settings.card_path)
+        presence.withdraw()
         await runner.cleanup()
         await backend.stop()
 
 
-async def _listen(runner: web.AppRunner, settings: ServerSettings) -> str:
-    if settings.socket_path is not None:
-        locations.make_private(settings.socket_path.parent)
-        # The store's lock is ours by now: a socket file left here belongs to nobody.
-        settings.socket_path.unlink(missing_ok=True)
-        await web.UnixSite(runner, str(settings.socket_path)).start()
-        settings.socket_path.chmod(0o600)
-    await web.TCPSite(runner, settings.host, settings.port).start()
-    port = next(a[1] for a in runner.addresses if isinstance(a, tuple))
-    return f"http://{settings.host}:{port}"
+def _stop_endpoint(stopping: asyncio.Event) -> Endpoint:
+    async def endpoint(body: bytes) -> Answer:
+        del body
+        stopping.set()
+        return Answer(orjson.dumps({"pid": os.getpid()}))
+
+    return endpoint
 
 
 async def _until_over(
-    stopping: asyncio.Event, settings: ServerSettings, activity: _Activity
+    stopping: asyncio.Event, settings: ServerSettings, activity: _Activity, presence: Presence
 ) -> None:
-    """Wait for a signal or for idleness; a live writer is never idle, its heartbeats come."""
+    """Wait for a request to stop or for idleness; a live writer is never idle: it heartbeats."""
+    log = None if settings.log_path is None else LogFile(settings.log_path)
     while not stopping.is_set():
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(stopping.wait(), _IDLE_CHECK_S)
+            await asyncio.wait_for(stopping.wait(), _UPKEEP_S)
         idle_s = time.monotonic() - activity.last_s
         if settings.idle_exit_s is not None and idle_s >= settings.idle_exit_s:
             return
+        if not presence.has_store:
+            _say(f"the store in {settings.data_dir} was removed; this server ends")
+            return
+        try:
+            await presence.keep()
+        except (OSError, MetranaError) as error:
+            _say(f"cannot be found any more: {error}; tried again")
+        if log is not None:
+            log.keep_bounded()
 
 
-def _publish(settings: ServerSettings, url: str) -> None:
-    assert settings.card_path is not None
-    locations.make_private(settings.card_path.parent)
-    card = {
-        "url": url,
-        "socket": str(settings.socket_path) if settings.socket_path else None,
-        "token": settings.token,
-        "pid": os.getpid(),
-        "protocol": PROTOCOL_VERSION,
-        "data_dir": str(settings.data_dir),
-    }
-    # Written aside and renamed: a reader sees the whole card or none.
-    draft = settings.card_path.with_suffix(f".{os.getpid()}.tmp")
-    draft.touch(mode=0o600)
-    draft.write_bytes(orjson.dumps(card))
-    draft.replace(settings.card_path)
-
-
-def _withdraw(card_path: Path) -> None:
-    # Only our own card: a successor may have published its own already.
-    with contextlib.suppress(OSError, orjson.JSONDecodeError, KeyError):
-        if orjson.loads(card_path.read_bytes())["pid"] == os.getpid():
-            card_path.unlink()
+def _say(text: str) -> None:
+    sys.stderr.write(f"metrana server: {text}\n")
+    sys.stderr.flush()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -45,6 +46,14 @@ class Home(Place):
                 found.append(int(entry.name))
         return found
 
+    @contextmanager
+    def held_down(self) -> Iterator[None]:
+        """Nobody starts a server here meanwhile but by hand: the right to start one is taken."""
+        self.meeting.directory.mkdir(mode=0o700, exist_ok=True)
+        with self.meeting.lock.open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
     def end_server(self, number: int = signal.SIGKILL) -> None:
         """Signal every server process and wait until there is none."""
         for pid in self.servers():
@@ -68,5 +77,7 @@ def home_in(folder: Path, project: str = "life") -> Iterator[Home]:
         yield home
     finally:
         home.end_server()
-        for path in (home.meeting.card, home.meeting.socket, home.meeting.lock, home.meeting.log):
-            path.unlink(missing_ok=True)
+        meeting = home.meeting
+        for path in (meeting.card, meeting.socket, meeting.lock, meeting.log):
+            if path is not None:
+                path.unlink(missing_ok=True)

@@ -18,6 +18,7 @@ ROOT = Path(__file__).parent.parent.parent
 DOCS = ROOT / "docs"
 SNIPPETS = sorted((DOCS / "snippets").glob("*.py"))
 PAGES = sorted(DOCS.rglob("*.md")) + [ROOT / "README.md"]
+EXAMPLE = re.compile(r"<!-- example: (\S+) -->\n```python\n(.*?)```", re.DOTALL)
 MARK = re.compile(r"<!-- snippet: (\S+) -->\n```python\n(.*?)```", re.DOTALL)
 
 
@@ -45,6 +46,8 @@ def test_code_on_a_page_is_the_snippet_that_runs(page):
     text = page.read_text("utf-8")
     for name, code in MARK.findall(text):
         assert code == (DOCS / "snippets" / name).read_text("utf-8"), name
+    for name, code in EXAMPLE.findall(text):  # run by `make test-launchers`
+        assert code == (DOCS / "examples" / name).read_text("utf-8"), name
     for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", text):
         assert (page.parent / target).exists(), target
 

@@ -156,7 +156,7 @@ def test_a_server_killed_on_a_full_disk(tmp_path, monkeypatch):
     for name in JOB_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     disk = SmallDisk(tmp_path)
-    with home_in(tmp_path) as home:
+    with home_in(tmp_path) as home, home.held_down():
         words = [sys.executable, "-m", "metrana_async.server", "--data-dir", home.data_dir]
         # A shell keeps the file system while servers come and go in it.
         keeper = subprocess.Popen(

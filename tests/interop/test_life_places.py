@@ -167,7 +167,9 @@ def test_another_user_is_kept_out(home):
     other = """
 import os, metrana_sync_shim as metrana
 metrana.init(project_name="life", run_name="run", quiet=True, init_mode="disabled").close()
-import metrana_async.local
+import metrana_async.local_transport
+from metrana_async.engine.loop_thread import _IMPORTED_AHEAD
+for name in _IMPORTED_AHEAD: __import__(name)
 os.setgid(65534); os.setuid(65534)
 """
     done = run(other + LOG, METRANA_DATA_DIR=home.data_dir, METRANA_INIT_TIMEOUT_SECS="5")

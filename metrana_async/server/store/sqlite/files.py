@@ -12,17 +12,10 @@ from pathlib import Path
 from typing import Final
 
 from metrana_async.errors import InitError
+from metrana_async.locations import network_file_system
 
 DATABASE_NAME: Final = "metrana.db"
 LOCK_NAME: Final = "metrana.lock"
-
-_NETWORK_TYPES: Final = frozenset(
-    (
-        *("nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ceph", "glusterfs", "lustre", "beegfs"),
-        *("fuse.sshfs", "fuse.glusterfs", "fuse.s3fs", "fuse.rclone", "fuse.gcsfuse"),
-    )
-)
-_MOUNTS: Final = Path("/proc/self/mountinfo")
 
 
 def prepare_folder(folder: Path) -> None:
@@ -36,8 +29,8 @@ def prepare_folder(folder: Path) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if is_new:
             _sync_folder(folder.parent)
-        kind = file_system_type(folder)
-        if kind in _NETWORK_TYPES:
+        kind = network_file_system(folder)
+        if kind is not None:
             raise InitError(
                 f"{folder} is on a network file system ({kind}), where a store would be damaged",
                 hint="choose a data folder on a local disk",
@@ -55,25 +48,6 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def file_system_type(path: Path) -> str | None:
-    """The type of the file system that holds `path`, or None where it is not known (not Linux)."""
-    try:
-        lines = _MOUNTS.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return None
-    target = path.resolve()
-    best: tuple[int, str] | None = None
-    for line in lines:
-        before, _, after = line.partition(" - ")
-        mount = Path(before.split()[4].replace("\\040", " "))
-        # Of two mounts on one folder the later line is the one in force.
-        if (mount == target or mount in target.parents) and (
-            best is None or len(mount.parts) >= best[0]
-        ):
-            best = (len(mount.parts), after.split()[0])
-    return None if best is None else best[1]
 
 
 def lock_folder(folder: Path) -> int:
@@ -95,3 +69,18 @@ def lock_folder(folder: Path) -> int:
     os.ftruncate(lock, 0)
     os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
     return lock
+
+
+def is_taken(folder: Path) -> bool:
+    """Whether a server has the folder now."""
+    try:
+        lock = os.open(folder / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(lock)
+    return False

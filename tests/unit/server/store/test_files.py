@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from metrana_async import locations
 from metrana_async.errors import InitError
 from metrana_async.server.store.sqlite import files
 from metrana_async.server.store.sqlite.store import SqliteStore
@@ -63,12 +64,12 @@ def test_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     mounts.write_text(
         f"1 0 8:1 / / rw - ext4 /dev/sda rw\n2 1 0:40 / {escaped} rw shared:1 - nfs4 host:/x rw\n"
     )
-    monkeypatch.setattr(files, "_MOUNTS", mounts)
-    assert files.file_system_type(tmp_path) == "ext4"
+    monkeypatch.setattr(locations, "_MOUNTS", mounts)
+    assert locations.file_system_type(tmp_path) == "ext4"
     with pytest.raises(InitError, match=r"network file system \(nfs4\)"):
         SqliteStore(shared / "store")
-    monkeypatch.setattr(files, "_MOUNTS", tmp_path / "nothing")
-    assert files.file_system_type(tmp_path) is None
+    monkeypatch.setattr(locations, "_MOUNTS", tmp_path / "nothing")
+    assert locations.file_system_type(tmp_path) is None
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""Real launchers, in an environment of their own: `make test-launchers`."""
