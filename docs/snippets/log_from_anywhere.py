@@ -9,7 +9,7 @@ import metrana_async as metrana
 import metrana_sync_shim
 
 
-def on_signal(number, frame):
+def on_signal(*_):
     metrana.current_run().log("signals", 1.0)  # the point is taken; nothing to await here
 
 
