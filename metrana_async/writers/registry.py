@@ -10,8 +10,10 @@ refused call pins nothing.
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -26,6 +28,8 @@ ModeArray = npt.NDArray[np.int8]
 
 _FAR_STEP: Final = 2**62
 """No program counts from below this to 2**63 - 1: only series beyond it are watched."""
+
+_MANY_SERIES: Final = 10_000
 
 _REMEMBERED_IDS: Final = 1 << 22
 
@@ -302,7 +306,7 @@ class SeriesRegistry:
         """
         conflicts: list[SeriesDef] = []
         numbers: list[int] = []
-        with self._lock:
+        with self._lock, _collector_resting(len(seeds.series) >= _MANY_SERIES):
             for row in seeds.series:
                 definition = _seeded_definition(row)
                 key, pin = _pin_of(definition)
@@ -406,6 +410,19 @@ def _pin_text(family: Family, pin: Pin) -> str:
     if family is Family.EPISODE:
         return "automatic episodes" if ordering is Ordering.ORDERED else "explicit episodes"
     return "log (ordered)" if ordering is Ordering.ORDERED else "log_distributed (merge)"
+
+
+@contextlib.contextmanager
+def _collector_resting(rests: bool) -> Iterator[None]:  # noqa: FBT001
+    """Keep the garbage collector from walking, again and again, what is only being built."""
+    is_ours = rests and gc.isenabled()
+    if is_ours:
+        gc.disable()
+    try:
+        yield
+    finally:
+        if is_ours:
+            gc.enable()
 
 
 def _seeded_definition(row: list[Any]) -> SeriesDef:

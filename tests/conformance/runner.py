@@ -111,9 +111,9 @@ class InProcessActor:
 
 
 class ServerProcess:
-    """A real server process on a directory of its own."""
+    """A real server process on a directory of its own; `more` are further arguments."""
 
-    def __init__(self, data_dir: Path, store: str = "sqlite") -> None:
+    def __init__(self, data_dir: Path, store: str = "sqlite", *more: str) -> None:
         self.data_dir = data_dir
         self._process = subprocess.Popen(
             [
@@ -124,6 +124,7 @@ class ServerProcess:
                 str(data_dir),
                 "--store",
                 store,
+                *more,
             ],
             stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

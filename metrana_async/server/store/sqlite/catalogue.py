@@ -31,6 +31,8 @@ _NONE: Final = -1
 _INT64_SPAN: Final = 1 << 64
 _INT64_MAX: Final = (1 << 63) - 1
 _IN_MAX: Final = 500
+_FAMILIES: Final = {family.value: family for family in Family}
+_ORDERINGS: Final = {ordering.value: ordering for ordering in Ordering}
 
 _RUN: Final = (
     "run_no, run_uid, workspace, project, name, created_ms, state, state_ms, orchestration_ids,"
@@ -197,9 +199,24 @@ def _definition_text(definition: SeriesDef) -> str:
 
 def definition_from_text(text: str) -> SeriesDef:
     """The definition of a stored series."""
-    family, metric, scale, labels, ordering, episodic = orjson.loads(text)
-    pairs = tuple((key, value) for key, value in labels)
-    return SeriesDef(Family(family), metric, scale, pairs, Ordering(ordering), episodic)
+    return _definition(*orjson.loads(text))
+
+
+def _definition(
+    family: str, metric: str, scale: str, labels: list[list[str]], *pins: Any
+) -> SeriesDef:
+    ordering, episodic = pins
+    pairs = tuple((key, value) for key, value in labels) if labels else ()
+    return SeriesDef(_FAMILIES[family], metric, scale, pairs, _ORDERINGS[ordering], episodic)
+
+
+def _series_rows(run_no: int, found: list[tuple[int, str]]) -> list[SeriesRow]:
+    """Series of a run; their texts are read as one, for a run may have 100,000."""
+    definitions = orjson.loads("[" + ",".join(text for _, text in found) + "]")
+    return [
+        SeriesRow(series_no, run_no, _definition(*fields))
+        for (series_no, _), fields in zip(found, definitions, strict=True)
+    ]
 
 
 def read_runs(connection: sqlite3.Connection, where: str = "", *values: str) -> list[RunRow]:
@@ -213,7 +230,7 @@ def read_runs(connection: sqlite3.Connection, where: str = "", *values: str) -> 
 def read_contents(connection: sqlite3.Connection, run_no: int, *, with_series: bool) -> RunContents:
     """See PointStore.run_contents."""
 
-    def select(sql: str, *, if_: bool = True) -> list[tuple[Any, ...]]:
+    def select(sql: str, *, if_: bool = True) -> list[Any]:
         return connection.execute(sql, (run_no,)).fetchall() if if_ else []
 
     run = select(f"SELECT {_RUN} FROM run WHERE run_no=?")
@@ -230,13 +247,13 @@ def read_contents(connection: sqlite3.Connection, run_no: int, *, with_series: b
             _writer_row(row)
             for row in select(f"SELECT {_WRITER} FROM writer WHERE run_no=? ORDER BY writer_no")
         ],
-        series=[
-            SeriesRow(series_no, run_no, definition_from_text(text))
-            for series_no, text in select(
+        series=_series_rows(
+            run_no,
+            select(
                 "SELECT series_no, definition FROM series WHERE run_no=? ORDER BY series_no",
                 if_=with_series,
-            )
-        ],
+            ),
+        ),
         env_names=[
             name
             for (name,) in select(

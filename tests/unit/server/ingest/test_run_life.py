@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from metrana_async.errors import NotFoundError, RunAlreadyExistsError, RunDeletedError
 from metrana_async.server.ingest.liveness import ProcessWatch
 from metrana_async.server.ingest.service import IngestService
 from metrana_async.server.store.memory import MemoryStore
+from metrana_async.wire.messages import OpenRequest
 from metrana_async.wire.run_life import RunChange
 from tests.unit.server.ingest.helpers import rows
 
@@ -96,3 +98,47 @@ def test_how_long_silence_is_life_is_a_setting(clock):
     assert store.run_contents(1).row.state == "crashed"
     writer.send(rows([0], [1.0]))
     assert store.run_contents(1).row.state == "running"
+
+
+def test_cursors_loaded_at_once_are_those_loaded_one_by_one(tmp_path, clock, monkeypatch):
+    """A run of many series judges and seeds the same whichever way it was loaded, half sealed."""
+    from metrana_async.server.ingest import cursors
+    from metrana_async.server.store.sqlite.store import SqliteStore
+    from metrana_async.wire.model import PointTable
+    from tests.unit.server.ingest.helpers import TestWriter, env_steps, i64, segments, standard
+
+    store = SqliteStore(tmp_path / "store")
+    service = IngestService(store, clock=clock)
+    many = tuple(standard(f"m{n}") for n in range(150))
+    one, two = (
+        TestWriter(service, n, series=(*many, env_steps()), resume_strategy="allow") for n in (1, 2)
+    )
+    one.open()
+    two.open()
+
+    def send(writer, step):
+        n = len(many)
+        series = i64(range(n)) if step else i64(range(0, n, 2))
+        columns = (series, i64([step] * len(series)), i64([5] * len(series)))
+        table = PointTable(*columns, np.zeros(len(series), np.float32))
+        writer.send(table, segments([(0, 1, step, 0, [1.0])], series=n))
+
+    send(one, 0)
+    send(two, 3)
+    while service.maintain(10, everything=True):
+        pass
+    send(one, 7)
+    send(two, 5)
+
+    def heads(limit):
+        monkeypatch.setattr(cursors, "_ONE_BY_ONE_COUNT", limit)
+        again = IngestService(store, clock=clock)
+        run = again._load(1)
+        view = again._view(run.state)
+        run.cursors.ensure_all(view)
+        return run.cursors.dump(run.state.index_by_no, view), again.open(
+            OpenRequest("ws", "proj", "run", "job", "allow", one.writer_id)
+        ).seeds
+
+    assert heads(0) == heads(10**9)
+    store.close()

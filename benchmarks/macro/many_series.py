@@ -1,0 +1,102 @@
+"""Does a run of 120,000 series stay usable: joining it, listing it, finding runs, last steps?
+
+Expected orders: joining with seeds, and listing, about a second each; filters and single series
+milliseconds. `python -m benchmarks.macro.many_series [--series N]` prints a Markdown table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import metrana_sync_shim as metrana
+from tests.conformance.runner import ServerProcess
+
+STEPS = 2
+_GROUP = 10_000
+
+
+def fill(directory: Path, count: int) -> float:
+    """Log `STEPS` points of each of `count` series; seconds until all are stored."""
+    start = time.perf_counter()
+    with opened(directory) as run:
+        for step in range(STEPS):
+            for low in range(0, count, _GROUP):
+                names = range(low, min(low + _GROUP, count))
+                run.log({f"layer/{n // 100}/unit/{n}": float(step) for n in names}, step=step)
+    return time.perf_counter() - start
+
+
+def opened(directory: Path) -> metrana.Run:
+    """Join the run as a new writer."""
+    return metrana.init(
+        project_name="many",
+        run_name="wide",
+        data_dir=str(directory),
+        resume_strategy="allow",
+        quiet=True,
+    )
+
+
+def seconds(call: Callable[[], object], repeats: int = 3) -> tuple[float, float]:
+    """Seconds of the first call and the least of the rest."""
+    figures = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        call()
+        figures.append(time.perf_counter() - start)
+    return figures[0], min(figures[1:])
+
+
+def main() -> None:
+    """Fill, restart the server so that nothing is warm, measure, print."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--series", type=int, default=120_000)
+    count = parser.parse_args().series
+    rows: list[tuple[str, str]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        directory = Path(folder) / "data"
+        server = ServerProcess(directory)
+        rows.append((f"log and store {STEPS} points of each", f"{fill(directory, count):.1f} s"))
+        for what in ("unsealed", "sealed, server restarted"):
+            join = lambda: opened(directory).shutdown_logger()
+            first, again = seconds(join)
+            rows.append((f"join with all seeds and leave ({what})", f"{first:.2f} / {again:.2f} s"))
+            with metrana.QueryClient(project="many", data_dir=str(directory)) as client:
+                for name, call in (
+                    ("list its metrics", lambda: client.metrics("wide")),
+                    ("last step of every series", lambda: client.last_steps("wide")),
+                    ("list runs", client.runs),
+                    ("runs by config and state", lambda: client.runs(where="state = 'running'")),
+                    (
+                        "runs by a summary",
+                        lambda: client.runs(where="summary.layer/7/unit/701.last >= 1"),
+                    ),
+                    ("summary of ten metrics", lambda: client.series_summaries(
+                        "wide", [f"layer/0/unit/{n}" for n in range(10)])),
+                    ("one series", lambda: client.series("wide", "layer/7/unit/701")),
+                    ("metric definitions", client.metric_definitions),
+                ):  # fmt: skip
+                    first, again = seconds(call)
+                    rows.append((f"{name} ({what})", f"{first:.2f} / {again:.2f} s"))
+                assert len(client.last_steps("wide")) == count
+            start = time.perf_counter()
+            server.stop()
+            if what == "unsealed":
+                rows.append(("seal everything and stop", f"{time.perf_counter() - start:.1f} s"))
+                start = time.perf_counter()
+                server = ServerProcess(directory)
+                rows.append(("start again", f"{time.perf_counter() - start:.2f} s"))
+        size = sum(os.path.getsize(path) for path in directory.rglob("*") if path.is_file())
+        rows.append(("on disk", f"{size / 1e6:.0f} MB"))
+    print(f"| {count:,} series | first / again |\n|---|---|")
+    for what, figure in rows:
+        print(f"| {what} | {figure} |")
+
+
+if __name__ == "__main__":
+    main()
