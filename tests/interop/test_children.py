@@ -12,7 +12,7 @@ import pytest
 import metrana_sync_shim as metrana
 from tests.interop.conftest import JOB_VARIABLES, ROOT
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
 CHILDREN = """
 import multiprocessing, os, sys

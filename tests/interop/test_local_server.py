@@ -25,7 +25,7 @@ from metrana_async.transport.http import HttpTransport
 from tests.interop.conftest import JOB_VARIABLES, ROOT
 from tests.interop.life import eventually, home_in
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
 SERVER = [sys.executable, "-m", "metrana_async.server"]
 

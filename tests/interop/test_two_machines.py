@@ -15,7 +15,7 @@ import metrana_sync_shim as metrana
 from tests.interop.conftest import JOB_VARIABLES, ROOT
 from tests.interop.life import Home, home_in
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
 HERE, THERE = "10.231.77.1", "10.231.77.2"
 

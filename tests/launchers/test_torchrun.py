@@ -96,7 +96,7 @@ def test_two_nodes_with_a_url_and_an_id(launch):
         launch, port=free_port(), RDZV_ID="job-9",
         METRANA_INGESTION_URL=card["url"], METRANA_API_KEY=card["token"],
     )  # fmt: skip
-    assert [code for _, code in ends] == [0, 0], ends
+    assert [code for _, code in ends] == [0, 0], "\n".join(out for out, _ in ends)
     assert check(launch, 4).orchestration_id == "job-9"
 
 
