@@ -82,6 +82,9 @@ def encode_columns(
 ) -> bytes:
     """Encode columns of one length.
 
+    A float64 column whose values are all exactly float32 travels and arrives as float32: what a
+    reader gets depends on the values, not on which others shared a batch with them.
+
     Args:
         columns: int64, float32 or float64 [n] each.
         scalars: JSON values; numbers that may not be finite go through `encode_number` first.
@@ -93,12 +96,26 @@ def encode_columns(
             f"column {name!r} differs in length"
         )
         is_integers = column.dtype == np.int64
-        descriptor, data = pack_integers(column) if is_integers else pack_floats(column)  # type: ignore[arg-type]  # mypy does not narrow by dtype
+        descriptor, data = (
+            pack_integers(column)  # type: ignore[arg-type]  # mypy does not narrow by dtype
+            if is_integers
+            else pack_floats(_narrowest(column))  # type: ignore[arg-type]  # as above
+        )
         described.append((name, descriptor))
         chunks += (data, bytes(-len(data) % _ALIGN))
     header = orjson.dumps({"columns": described, "scalars": dict(scalars or {})})
     padding = bytes(-(4 + len(header)) % _ALIGN)
     return b"".join([len(header).to_bytes(4, "little"), header, padding, *chunks])
+
+
+def _narrowest(values: FloatArray) -> FloatArray:
+    """The values as float32 where that changes none of them (NaN stays NaN)."""
+    if values.dtype == np.float32:
+        return values
+    with np.errstate(over="ignore", invalid="ignore"):
+        narrow = values.astype(np.float32)
+    is_exact = (narrow == values) | (np.isnan(narrow) & np.isnan(values))
+    return narrow if bool(is_exact.all()) else values
 
 
 def decode_columns(data: bytes | memoryview) -> Columns:
