@@ -63,6 +63,10 @@ class ValidationError(UsageError, ValueError):
 
     code = "validation"
 
+    def about(self, what: str) -> ValidationError:
+        """The same error, its message beginning with what it is about."""
+        return type(self)(f"{what}: {self.message}", hint=self.hint)
+
 
 class InvalidNameError(ValidationError):
     """A name is empty, too long or holds a character that is not allowed there."""

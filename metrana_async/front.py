@@ -38,6 +38,7 @@ from metrana_async.errors import (
     MetranaWarning,
     RunClosedError,
     UsageError,
+    ValidationError,
 )
 from metrana_async.gate import Gate
 from metrana_async.settings import Settings
@@ -328,14 +329,17 @@ class Front:
                 evaluation=evaluation,
                 ordering=ordering,
             )
-            columns = standard_columns(
-                content,
-                step,
-                timestamp=timestamp,
-                dtype=dtype,
-                now_ms=now_ms,
-                step_required=is_merge,
-            )
+            try:
+                columns = standard_columns(
+                    content,
+                    step,
+                    timestamp=timestamp,
+                    dtype=dtype,
+                    now_ms=now_ms,
+                    step_required=is_merge,
+                )
+            except ValidationError as error:
+                raise error.about(f"metric {name!r}") from None
             if len(columns.value):
                 called.append((definition, columns))
         numbers = writer.registry.series_nos([definition for definition, _ in called])
@@ -403,15 +407,18 @@ class Front:
             ordering=ordering,
         )
         dtype = self._default_dtype if dtype is None else dtype
-        columns = episode_columns(
-            value,
-            rl_step,
-            episode,
-            env_id,
-            now_ms=_CLOCK.time_ms(),
-            timestamp=timestamp,
-            dtype=dtype,
-        )
+        try:
+            columns = episode_columns(
+                value,
+                rl_step,
+                episode,
+                env_id,
+                now_ms=_CLOCK.time_ms(),
+                timestamp=timestamp,
+                dtype=dtype,
+            )
+        except ValidationError as error:
+            raise error.about(f"metric {metric_name!r}") from None
         if not len(columns.value):
             return READY
         number = writer.registry.series_no(definition)
@@ -450,19 +457,22 @@ class Front:
             ordering=Ordering.ORDERED,
             episodic=episode is not None,
         )
-        grid = grid_columns(
-            value,
-            rl_step,
-            self._env_ids.resolve(env_id),
-            episode,
-            env_step,
-            now_ms=_CLOCK.time_ms(),
-            auto_start_from_one=auto_start_from_one,
-            timestamp=timestamp,
-            mask=mask,
-            layout=layout,
-            dtype=self._default_dtype if dtype is None else dtype,
-        )
+        try:
+            grid = grid_columns(
+                value,
+                rl_step,
+                self._env_ids.resolve(env_id),
+                episode,
+                env_step,
+                now_ms=_CLOCK.time_ms(),
+                auto_start_from_one=auto_start_from_one,
+                timestamp=timestamp,
+                mask=mask,
+                layout=layout,
+                dtype=self._default_dtype if dtype is None else dtype,
+            )
+        except ValidationError as error:
+            raise error.about(f"metric {metric_name!r}") from None
         if not grid.points_count:
             return READY
         number, env_nos = writer.registry.claim_grid(

@@ -632,3 +632,19 @@ async def test_a_value_that_is_no_number_is_shown(server):
         ):
             with pytest.raises(InvalidTypeError, match=text):
                 run.log("loss", value)
+
+
+def test_a_refusal_names_its_metric(start_server):
+    """Which metric of a mapping, and which of a call, is part of every refusal's text."""
+    import metrana_sync_shim as blocking
+
+    server = start_server()
+    with blocking.init(project_name="p", transport=server.transport(), quiet=True) as run:
+        with pytest.raises(InvalidTypeError, match=r"metric 'b/c': value is the str 'x'"):
+            run.log({"a": 1, "b": {"c": "x"}})
+        with pytest.raises(InvalidTypeError, match="metric 'd': log_distributed needs step="):
+            run.log_distributed("d", 1.0)
+        with pytest.raises(InvalidTypeError, match="metric 'e': value is the str"):
+            run.log_rl_episode("e", "s", 0)
+        with pytest.raises(metrana.InvalidShapeError, match="metric 'r': value has shape"):
+            run.log_rl_environment_step("r", [1.0, 2.0], 0, ["a", "b", "c"])
