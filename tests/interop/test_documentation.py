@@ -85,3 +85,11 @@ def test_every_setting_is_in_the_reference():
     text = reference("settings.md")
     assert not [name for name in Settings.__dataclass_fields__ if f"`{name}`" not in text]
     assert not [name for name in _ENVIRONMENT.values() if f"`{name}`" not in text]
+
+
+def test_every_route_is_in_the_reference():
+    """Each endpoint of a server is described."""
+    from metrana_async.testing import MemoryServer
+
+    text = reference("http-api.md")
+    assert not [path for path in MemoryServer().backend.endpoints if f"`{path}`" not in text]
