@@ -45,6 +45,7 @@ class Inbox:
         "_bytes_max",
         "_changed",
         "_failure",
+        "_is_hurried",
         "_lock",
         "_points_max",
         "_wake",
@@ -86,6 +87,7 @@ class Inbox:
         self._block_bytes = 0
         self._blocks_count = 0
         self._failure: MetranaError | None = None
+        self._is_hurried = False
         self.scalars_max = 0
         self._update_room()
 
@@ -144,7 +146,10 @@ class Inbox:
                 self._block_bytes * 2 >= self._bytes_max
                 or self._block_points * 2 >= self._points_max
             )
-        if self.is_armed or is_crowded:
+            # A wake-up costs the caller more than its block does: one until the engine took.
+            must_hurry = is_crowded and not self._is_hurried
+            self._is_hurried = is_crowded
+        if self.is_armed or must_hurry:
             self.wake()
 
     def append_scalars(self, scalars: list[tuple[int, int, int, float]]) -> None:
@@ -199,6 +204,7 @@ class Inbox:
             self.taken_points += len(taken) - self._blocks_count + self._block_points
             self._blocks_count = self._block_points = self._block_bytes = 0
             self.taken_count += len(taken)
+            self._is_hurried = False
             self._update_room()
             self._changed.notify_all()
         return taken
