@@ -66,7 +66,7 @@ def eventually(fact: Callable[[], bool], what: str, patience_s: float = _PATIENC
     deadline_s = time.monotonic() + patience_s
     while not fact():
         assert time.monotonic() < deadline_s, f"not within {patience_s:g} s: {what}"
-        time.sleep(_LOOK_S)
+        time.sleep(_LOOK_S)  # between looks at another process, which can tell us nothing
 
 
 @contextmanager

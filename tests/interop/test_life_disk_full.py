@@ -181,7 +181,7 @@ def test_a_server_killed_on_a_full_disk(tmp_path, monkeypatch):
         while not run.get_metrics().send_errors:
             log(run, count)
             count += 1
-            time.sleep(0.001)
+            time.sleep(0.001)  # a training step: the pace of the loop
         server.send_signal(signal.SIGKILL)
         server.communicate()
         server = start()

@@ -137,7 +137,7 @@ def test_sigterm_in_a_busy_main_thread(place):
         """,
     )
     assert process.stdout.readline() == "up\n"
-    time.sleep(0.5)
+    time.sleep(0.5)  # the script is to be hit while it logs, not as it begins
     process.terminate()
     _, errors = process.communicate(timeout=10)
     assert (process.returncode, errors) == (-signal.SIGTERM, "")
@@ -160,7 +160,7 @@ def test_sigterm_twice_and_sigterm_in_flush(place):
         """,
     )
     assert process.stdout.readline() == "up\n"
-    time.sleep(0.2)
+    time.sleep(0.2)  # as above: somewhere in the middle of its logging
     process.terminate()
     process.terminate()
     _, errors = process.communicate(timeout=10)
@@ -187,7 +187,7 @@ def test_ctrl_c_in_the_middle_of_flush_and_close(place):
         """,
     )
     assert process.stdout.readline() == "up\n"
-    time.sleep(0.2)
+    time.sleep(0.2)  # as above: somewhere in the middle of its logging
     # Python drops a Ctrl-C that arrives in a weakref's callback, and says so: pressed again then.
     for _ in range(3):
         process.send_signal(signal.SIGINT)

@@ -146,7 +146,7 @@ def test_every_point_once_across_kills(killed, seed):
         while time.monotonic() < until_s or killed.kills < 2:
             log_call(run, count)
             count += 1
-            time.sleep(0.002)
+            time.sleep(0.002)  # a training step: the pace of the loop, nothing is waited for
     finally:
         over.set()
         chaos.join()
@@ -188,7 +188,7 @@ def test_what_flush_promised_survives_both_deaths(killed):
             [sys.executable, "-c", head + code], stdout=subprocess.PIPE, text=True, env=environment
         )
         client.stdout.readline()
-        time.sleep(rng.uniform(0, 0.5))
+        time.sleep(rng.uniform(0, 0.5))  # the moment of the kill is what is drawn
         killed.process.send_signal(signal.SIGKILL)
         client.kill()
         promised = max(map(int, client.stdout.read().split()), default=0)

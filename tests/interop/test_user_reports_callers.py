@@ -295,7 +295,7 @@ def test_us67_a_blocked_loop_does_not_stop_delivery(place):
     async def main():
         async with metrana_async.init(**names(place)) as run:
             await run.log("x", 1.0)
-            time.sleep(2)
+            time.sleep(2)  # the report: synchronous code holds the loop up
             seen = place.points("x")
             await run.log("x", 2.0)
             return seen
