@@ -196,7 +196,7 @@ def test_ctrl_c_in_the_middle_of_flush_and_close(place):
             break
     _, errors = process.communicate(timeout=10)
     assert process.returncode == 5, errors
-    assert not errors or "Exception ignored in" in errors
+    assert not errors or "Exception ignored in" in errors, errors
     assert end_of(place)[2] == [1.0, 2.0, 3.0]
 
 
