@@ -115,6 +115,10 @@ def encode_batch(batch: Batch, *, compress: bool = False) -> bytes:
         ]
     if batch.lost:
         description["lost"] = batch.lost
+    if batch.before:
+        description["before"] = batch.before
+    if batch.stands_for:
+        description["stands_for"] = batch.stands_for
     head = orjson.dumps(description)
     padding = bytes(-(4 + len(head)) % _ALIGN)
     body = b"".join([len(head).to_bytes(4, "little"), head, padding, *writer.chunks])
@@ -183,7 +187,9 @@ def decode_batch(frame: Frame) -> Batch:
             writer_id=_hex_id(description["writer"]),
             lane=frame.lane,
             seq=frame.seq,
-            prev_digest=int(description["prev"]),
+            prev_digest=_natural(description["prev"]),
+            before=_natural(description.get("before", 0)),
+            stands_for=_natural(description.get("stands_for", 0)),
             wall_ms=int(description["wall"]),
             monotonic_ms=int(description["mono"]),
             series_pages=tuple(_hex_id(d) for d in description["series_pages"]),
@@ -208,6 +214,12 @@ def decode_batch(frame: Frame) -> Batch:
 def _hex_id(value: Any) -> str:
     if not isinstance(value, str) or len(value) != 32 or set(value) - set("0123456789abcdef"):
         raise ProtocolError(f"{value!r} is not 32 hex digits")
+    return value
+
+
+def _natural(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 64:
+        raise ProtocolError(f"{value!r} is not an unsigned 64-bit number")
     return value
 
 

@@ -70,6 +70,9 @@ class OpenRequest:
         is_online: False while replaying what an ended or offline process left behind; such a
             writer is never live and joins the order at `started_us`.
         attributes: create-only attribute updates `[op, path, value]`, applied by the creator.
+        run_uid: 32 hex digits that this writer's batches already carry as their run, sealed before
+            any server was asked; "" where there are none. The run gets it if it is created now;
+            otherwise the server takes it for the run's own in everything this writer sends.
     """
 
     workspace: str
@@ -85,6 +88,7 @@ class OpenRequest:
     attributes: list[list[Any]] = field(default_factory=list)
     sdk_version: str = ""
     protocol: int = PROTOCOL_VERSION
+    run_uid: str = ""
 
 
 @dataclass(frozen=True, slots=True)

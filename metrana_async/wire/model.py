@@ -155,6 +155,10 @@ class Batch:
     `series_pages` and `env_pages` name dictionaries (wire.pages) whose entries, concatenated in
     this order, are what the `series` and `env` columns index.
     `lost` declares points of earlier calls that will never come, by reason.
+    `before` is what the lane carried and declared lost before this batch: where the batches before
+    it are gone, it says how many points went with them.
+    `stands_for` is set in a batch that takes the place of another (damaged, refused, forgotten):
+    the digest of that other, with which the chain goes on behind it; 0 otherwise.
     """
 
     run_uid: str
@@ -162,6 +166,8 @@ class Batch:
     lane: int
     seq: int
     prev_digest: int = 0
+    before: int = 0
+    stands_for: int = 0
     wall_ms: int = 0
     monotonic_ms: int = 0
     series_pages: tuple[str, ...] = ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -96,6 +97,21 @@ BATCH = Batch(
 def test_golden_bytes_have_not_changed(name, encoded):
     """Version 1 of the format is these bytes for ever; another needs another version number."""
     assert (GOLDEN / name).read_bytes() == encoded
+
+
+def test_a_stand_in_travels_with_the_digest_it_stands_for():
+    """What stands for another batch names that one's digest and how much went before, to 64 bits."""
+    stand_in = replace(BATCH, points=[], segments=[], before=7, stands_for=2**64 - 1)
+    again = decode_batch(decode_frame(encode_batch(stand_in)))
+    assert (again.before, again.stands_for) == (7, 2**64 - 1)
+    assert decode_batch(decode_frame(encode_batch(BATCH))).stands_for == 0
+
+
+@pytest.mark.parametrize("digest", [-1, 2**64, 1.5, True, "1"])
+def test_a_digest_that_is_no_64_bit_number_is_refused(digest):
+    """A digest is compared, never computed with: anything else is a lie or damage."""
+    with pytest.raises((ProtocolError, TypeError)):
+        decode_batch(decode_frame(encode_batch(replace(BATCH, stands_for=digest))))
 
 
 def test_golden_batch_still_decodes():
