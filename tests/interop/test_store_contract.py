@@ -100,6 +100,13 @@ def test_rows_replace_rows_of_the_same_key(store: PointStore) -> None:
     assert [a.env_no for a in store.run_contents(1).attributes] == [0]
 
 
+def test_writers_come_back_as_they_were_given(store: PointStore) -> None:
+    """Every field of a writer row is kept."""
+    world = World(1)
+    store.commit(world.catalogue())
+    assert store.run_contents(1).writers == world.catalogue().writers[:2]
+
+
 def test_a_run_is_found_by_name_and_uid(store: PointStore) -> None:
     """Runs are listed oldest first and found by their name or uid."""
     store.commit(World(1).catalogue())

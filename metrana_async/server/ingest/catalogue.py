@@ -25,6 +25,7 @@ from metrana_async.server.store.base import (
     SeriesRow,
     WriterRow,
 )
+from metrana_async.wire import limits
 from metrana_async.wire.acks import Notice
 from metrana_async.wire.frames import decode_frame
 from metrana_async.wire.model import Family, Int64Array, Ordering, SeriesDef
@@ -208,10 +209,12 @@ class RunState:
 
     # --- small things ----------------------------------------------------------------------
     def count(self, counts: dict[str, int]) -> None:
-        """Add to the run's counters."""
+        """Add to the run's counters, which stop at the largest integer a store can keep."""
         self.is_row_changed |= bool(counts)
+        kept = self.row.counters
         for name, points_count in counts.items():
-            self.row.counters[name] = self.row.counters.get(name, 0) + points_count
+            # A client declares its losses as it likes; no claim may make the run unstorable.
+            kept[name] = min(kept.get(name, 0) + points_count, limits.STEP_MAX)
 
     def set_state(self, state: str, now_ms: int) -> None:
         """Change the run's state, if it is another one."""

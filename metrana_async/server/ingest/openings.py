@@ -12,7 +12,7 @@ from metrana_async.errors import ProtocolError, RunAlreadyExistsError
 from metrana_async.server.ingest import notices
 from metrana_async.server.ingest.catalogue import Changes, RunState, WriterState
 from metrana_async.server.ingest.liveness import ProcessWatch, is_live
-from metrana_async.server.store.base import RunRow, WriterRow
+from metrana_async.server.store.base import PointStore, RunRow, WriterRow
 from metrana_async.wire import limits
 from metrana_async.wire.messages import LeaveRequest, OpenRequest
 
@@ -36,15 +36,28 @@ def check_request(request: OpenRequest) -> None:
         raise ProtocolError(f"resume_strategy {request.resume_strategy!r} is not never or allow")
     if not request.orchestration_id:
         raise ProtocolError("orchestration_id is empty")
-    if len(request.writer_id) != 32 or set(request.writer_id) - set("0123456789abcdef"):
+    if not _is_hex_id(request.writer_id):
         raise ProtocolError(f"writer_id {request.writer_id!r} is not 32 hex digits")
+    if request.run_uid and not _is_hex_id(request.run_uid):
+        raise ProtocolError(f"run_uid {request.run_uid!r} is neither empty nor 32 hex digits")
 
 
-def new_run_row(request: OpenRequest, name: str, run_no: int, now_ms: int) -> RunRow:
+def _is_hex_id(text: str) -> bool:
+    return len(text) == 32 and not set(text) - set("0123456789abcdef")
+
+
+def choose_run_uid(store: PointStore, wanted: str) -> str:
+    """The uid of a run that is created now: the wanted one, where nobody has or had it."""
+    if wanted and store.find_run_uid(wanted) is None and store.find_deleted(wanted) is None:
+        return wanted
+    return secrets.token_hex(16)
+
+
+def new_run_row(request: OpenRequest, run_uid: str, name: str, run_no: int, now_ms: int) -> RunRow:
     """The row of a run that is created now."""
     return RunRow(
         run_no=run_no,
-        run_uid=secrets.token_hex(16),
+        run_uid=run_uid,
         workspace=request.workspace,
         project=request.project,
         name=name,
@@ -108,6 +121,23 @@ def reopen_writer(writer: WriterState, request: OpenRequest, now_ms: int) -> Non
         row.left = row.left or "dead"
     elif row.is_online and row.left in (None, "dead"):
         row.left, row.seen_ms = None, now_ms
+
+
+def note_alias(run: RunState, writer: WriterState, request: OpenRequest) -> None:
+    """Remember the run uid that this writer's batches carry, where it is not the run's own.
+
+    Raises:
+        ProtocolError: they carried another one before; sealed batches do not change.
+    """
+    row = writer.row
+    if request.run_uid in ("", run.row.run_uid, row.alias):
+        return
+    if row.alias:
+        raise ProtocolError(
+            f"the batches of writer {row.writer_id} carry run_uid {row.alias}, "
+            f"not {request.run_uid}"
+        )
+    row.alias = request.run_uid
 
 
 def warn_same_logger(

@@ -105,7 +105,7 @@ class RequestJudge:
         key = (self.judge.writer, frame.lane)
         mark = self.changes.lanes.get(key) or self.run.lanes.get(key) or LaneRow(*key, 0, 0)
         if frame.seq <= mark.seq:
-            if frame.seq == mark.seq and frame.digest != mark.digest:
+            if frame.seq == mark.seq and _chain_digest(sent) != mark.digest:
                 return _reply(frame, BatchStatus.CONFLICT, reason="other bytes have this sequence")
             return _reply(frame, BatchStatus.DUPLICATE)
         if frame.seq > mark.seq + 1:
@@ -118,6 +118,9 @@ class RequestJudge:
         return self._store_batch(frame, sent.batch, pages)
 
     def _store_batch(self, frame: Frame, batch: Batch, pages: dict[str, Page]) -> BatchReply:
+        if batch.stands_for and _has_content(batch):
+            # Content under a foreign digest could not be told from what it stands for.
+            return self._reject(frame, "a batch with content stands for another")
         if max(len(batch.series_pages), len(batch.env_pages)) > limits.PAGES_PER_BATCH:
             return self._reject(frame, f"more than {limits.PAGES_PER_BATCH} pages of a kind")
         dictionary = self.run.series_dictionary(batch.series_pages, pages)
@@ -137,7 +140,7 @@ class RequestJudge:
         self.run.count(counts)
         self.run.count({f"lost:{reason}": n for reason, n in batch.lost.items()})
         self._keep_pages((*batch.series_pages, *batch.env_pages), pages)
-        self._advance(frame)
+        self._advance(frame, batch.stands_for)
         return _reply(frame, BatchStatus.STORED, counts=counts)
 
     def _reject(self, frame: Frame, reason: str) -> BatchReply:
@@ -145,8 +148,10 @@ class RequestJudge:
         self._advance(frame)
         return _reply(frame, BatchStatus.REJECTED, reason=reason)
 
-    def _advance(self, frame: Frame) -> None:
-        row = LaneRow(self.judge.writer, frame.lane, frame.seq, frame.digest)
+    def _advance(self, frame: Frame, stands_for: int = 0) -> None:
+        """Move the mark; behind a stand-in the chain goes on from what it stands for."""
+        digest = stands_for or frame.digest
+        row = LaneRow(self.judge.writer, frame.lane, frame.seq, digest)
         self.run.lanes[row.writer_no, row.lane] = row
         self.changes.lanes[row.writer_no, row.lane] = row
 
@@ -159,6 +164,18 @@ class RequestJudge:
                 continue
             if self.store.page(run_no, digest) is None:
                 kept.append((run_no, digest, page.frame))
+
+
+def _has_content(batch: Batch) -> bool:
+    return bool(batch.points_count or batch.attributes)
+
+
+def _chain_digest(sent: Sent) -> int:
+    """The digest that the mark has once this batch is stored."""
+    batch = sent.batch
+    if batch is None or not batch.stands_for or _has_content(batch):
+        return sent.frame.digest
+    return batch.stands_for
 
 
 def _reply(

@@ -78,6 +78,8 @@ class IngestService:
         self._numbers = Numbers(store)
         self._runs: dict[int, LoadedRun] = {}
         self._run_nos: dict[str, int] = {}
+        self._run_nos_by_alias: dict[tuple[str, str], int] = {}
+        """By the run uid that a writer's batches carry, and the writer's id."""
         self._runs_checked_ms = 0
         # Runs that were dropped from memory; whether they crashed is settled.
         self._asleep: set[int] = set()
@@ -110,7 +112,9 @@ class IngestService:
             else:
                 writer = state.writers[number]
                 openings.reopen_writer(writer, request, now_ms)
+            openings.note_alias(state, writer, request)
             changes.writers[number] = writer
+            self._remember_alias(state, writer)
             if writer.row.is_online and writer.row.left is None:
                 state.set_state(openings.RUNNING, now_ms)
         row = state.row
@@ -138,7 +142,8 @@ class IngestService:
         """
         changes = Changes()
         with self._commits(changes):
-            run, writer = self._writer(request.run_uid, request.writer_id)
+            loaded, writer = self._writer(request.run_uid, request.writer_id)
+            run = loaded.state
             changes.runs[run.row.run_no] = run
             writer.row.counters = dict(request.counters) or writer.row.counters
             changes.writers[writer.row.writer_no] = writer
@@ -155,7 +160,8 @@ class IngestService:
         """
         changes = Changes()
         with self._commits(changes):
-            run, writer = self._writer(request.run_uid, request.writer_id)
+            loaded, writer = self._writer(request.run_uid, request.writer_id)
+            run = loaded.state
             changes.runs[run.row.run_no] = run
             writer.row.counters = dict(request.counters) or writer.row.counters
             changes.writers[writer.row.writer_no] = writer
@@ -200,17 +206,17 @@ class IngestService:
             UnavailableError: the store cannot commit now; nothing of any request is stored.
         """
         changes = Changes()
-        judged: list[tuple[RunState, WriterState, list[BatchReply]] | MetranaError] = []
+        judged: list[tuple[RunState, WriterState, str, list[BatchReply]] | MetranaError] = []
         with self._commits(changes):
             for body in bodies:
                 try:
                     request = read_request(body)
-                    run = self._run(request.run_uid)
-                    writer = self._writer_of(run.state, request.writer_id)
+                    run, writer = self._writer(request.run_uid, request.writer_id)
                 except MetranaError as error:
                     judged.append(error)
                     continue
-                judged.append((run.state, writer, self._judge(run, writer, request, changes)))
+                replies = self._judge(run, writer, request, changes)
+                judged.append((run.state, writer, request.run_uid, replies))
         for run_no in changes.runs:
             self._runs[run_no].cursors.trim(self._older_units_kept)
         return [
@@ -230,10 +236,10 @@ class IngestService:
         return [lanes.reply_to(sent, request.pages) for sent in request.sent]
 
     def _ingest_reply(
-        self, run: RunState, writer: WriterState, replies: list[BatchReply]
+        self, run: RunState, writer: WriterState, run_uid: str, replies: list[BatchReply]
     ) -> IngestReply:
         return IngestReply(
-            run_uid=run.row.run_uid,
+            run_uid=run_uid,
             writer_id=writer.row.writer_id,
             replies=tuple(replies),
             acked=run.acked(writer.row.writer_no),
@@ -312,6 +318,8 @@ class IngestService:
         run = self._runs.pop(run_no, None)
         if run is not None:
             self._run_nos.pop(run.state.row.run_uid, None)
+            for writer in run.state.writers.values():
+                self._run_nos_by_alias.pop((writer.row.alias, writer.row.writer_id), None)
 
     def _find_or_create(self, request: OpenRequest, changes: Changes, now_ms: int) -> LoadedRun:
         name = request.run_name
@@ -329,7 +337,8 @@ class IngestService:
         number = self._numbers.take_run()
         if name is None:
             name = self._free_name(request)
-        new_row = openings.new_run_row(request, name, number, now_ms)
+        run_uid = openings.choose_run_uid(self._store, request.run_uid)
+        new_row = openings.new_run_row(request, run_uid, name, number, now_ms)
         state = RunState(self._store, self._numbers, RunContents(new_row, [], [], [], [], []))
         state.is_row_changed = True
         changes.runs[number] = state
@@ -361,7 +370,13 @@ class IngestService:
         run = LoadedRun(state, RunCursors(self._store, state), self._now_ms())
         self._runs[state.row.run_no] = run
         self._run_nos[state.row.run_uid] = state.row.run_no
+        for writer in state.writers.values():
+            self._remember_alias(state, writer)
         return run
+
+    def _remember_alias(self, run: RunState, writer: WriterState) -> None:
+        if writer.row.alias:
+            self._run_nos_by_alias[writer.row.alias, writer.row.writer_id] = run.row.run_no
 
     def _run(self, run_uid: str) -> LoadedRun:
         run_no = self._run_nos.get(run_uid)
@@ -373,16 +388,26 @@ class IngestService:
             run_no = row.run_no
         return self._use(run_no)
 
-    def _writer(self, run_uid: str, writer_id: str) -> tuple[RunState, WriterState]:
-        run = self._run(run_uid).state
-        return run, self._writer_of(run, writer_id)
+    def _writer(self, run_uid: str, writer_id: str) -> tuple[LoadedRun, WriterState]:
+        """A writer and its run, which goes by its uid or by this writer's alias of it."""
+        known = self._run_nos_by_alias.get((run_uid, writer_id)) or self._run_nos.get(run_uid)
+        if known is None or writer_id not in self._runs[known].state.writer_nos:
+            known = self._find_writer(run_uid, writer_id)
+        run = self._use(known)
+        return run, run.state.writers[run.state.writer_nos[writer_id]]
 
-    @staticmethod
-    def _writer_of(run: RunState, writer_id: str) -> WriterState:
-        number = run.writer_nos.get(writer_id)
-        if number is None:
-            raise NotFoundError(f"run {run.row.name!r} has no writer {writer_id}: open it first")
-        return run.writers[number]
+    def _find_writer(self, run_uid: str, writer_id: str) -> int:
+        """The run of a writer that memory does not know under this uid."""
+        run_no = self._store.find_writer(writer_id)
+        if run_no is None:
+            run_life.refuse_deleted(self._store, writer_id)
+        else:
+            run = self._load(run_no).state
+            row = run.writers[run.writer_nos[writer_id]].row
+            if run_uid in (run.row.run_uid, row.alias):
+                return run_no
+        name = self._run(run_uid).state.row.name
+        raise NotFoundError(f"run {name!r} has no writer {writer_id}: open it first")
 
     def _view(self, run: RunState) -> Writers:
         """The run's writers; each is asked for its life at most once per call."""

@@ -59,6 +59,8 @@ class WriterRow:
     left: str | None = None
     """None while it may write; "closed", "shutdown" or "dead" afterwards."""
     counters: dict[str, int] = field(default_factory=dict)
+    alias: str = ""
+    """The run uid that this writer's batches carry in place of its run's own; "" for none."""
 
 
 @dataclass(frozen=True, slots=True)

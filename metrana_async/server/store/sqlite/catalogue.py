@@ -40,7 +40,7 @@ _RUN: Final = (
 )
 _WRITER: Final = (
     "writer_no, run_no, writer_id, order_us, logger_id, process, is_online, opened_ms, seen_ms,"
-    " left_how, counters"
+    " left_how, counters, alias"
 )
 
 
@@ -49,12 +49,14 @@ def write_catalogue(
 ) -> None:
     """Write every row of a commit but its points; `unit_of` places each of its series."""
     many = connection.executemany
-    marks = ",".join("?" * 11)
     if changes.runs:
-        many(f"INSERT OR REPLACE INTO run({_RUN}) VALUES({marks})", map(_run_values, changes.runs))
+        many(
+            f"INSERT OR REPLACE INTO run({_RUN}) VALUES({_marks(_RUN)})",
+            map(_run_values, changes.runs),
+        )
     if changes.writers:
         many(
-            f"INSERT OR REPLACE INTO writer({_WRITER}) VALUES({marks})",
+            f"INSERT OR REPLACE INTO writer({_WRITER}) VALUES({_marks(_WRITER)})",
             map(_writer_values, changes.writers),
         )
     if changes.series:
@@ -96,6 +98,10 @@ def write_catalogue(
                 for c in changes.cuts
             ],
         )
+
+
+def _marks(columns: str) -> str:
+    return ",".join("?" * len(columns.split(",")))
 
 
 def delete_run(connection: sqlite3.Connection, deleted: DeletedRun) -> None:
@@ -181,14 +187,14 @@ def _writer_values(writer: WriterRow) -> tuple[Any, ...]:
     return (
         *(writer.writer_no, writer.run_no, writer.writer_id, writer.order_us, writer.logger_id),
         *(_text(writer.process), writer.is_online, writer.opened_ms, writer.seen_ms, writer.left),
-        _text(writer.counters),
+        *(_text(writer.counters), writer.alias),
     )
 
 
 def _writer_row(values: tuple[Any, ...]) -> WriterRow:
-    *plain, process, is_online, opened_ms, seen_ms, left, counters = values
+    *plain, process, is_online, opened_ms, seen_ms, left, counters, alias = values
     state = [orjson.loads(process), bool(is_online), opened_ms, seen_ms, left]
-    fields: list[Any] = [*plain, *state, orjson.loads(counters)]
+    fields: list[Any] = [*plain, *state, orjson.loads(counters), alias]
     return WriterRow(*fields)
 
 

@@ -82,6 +82,9 @@ STEPS: Final[tuple[str, ...]] = (
         writer_no INTEGER PRIMARY KEY, writer_id TEXT NOT NULL, run_no INTEGER NOT NULL);
     CREATE INDEX deleted_writer_id ON deleted_writer(writer_id);
     """,
+    """
+    ALTER TABLE writer ADD COLUMN alias TEXT NOT NULL DEFAULT '';
+    """,
 )
 
 

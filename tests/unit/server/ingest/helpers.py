@@ -104,6 +104,8 @@ class TestWriter:
     seq: int = 0
     prev: int = 0
     run_uid: str = ""
+    made_up_uid: str = ""
+    """What its batches name as their run, where it started without a server."""
 
     @property
     def writer_id(self) -> str:
@@ -123,9 +125,10 @@ class TestWriter:
                 self.is_online,
                 self.process,
                 self.attributes,
+                run_uid=self.made_up_uid,
             )
         )
-        self.run_uid = reply.run_uid
+        self.run_uid = self.made_up_uid or reply.run_uid
         return reply
 
     @property

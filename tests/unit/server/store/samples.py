@@ -89,7 +89,11 @@ class World:
         )
         return Commit(
             runs=[run_row(1), run_row(2, orchestration_ids=["a", "b"], counters={"stored": 3})],
-            writers=[writer_row(1, 1), writer_row(2, 1, logger_id="x"), writer_row(3, 2)],
+            writers=[
+                writer_row(1, 1),
+                writer_row(2, 1, logger_id="x", alias="a" * 32),
+                writer_row(3, 2),
+            ],
             series=[
                 SeriesRow(series_no, run_no, definition(family, f"m/{series_no}"))
                 for run_no, numbers, family in families

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import sqlite3
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from metrana_async import locations
 from metrana_async.errors import InitError
+from metrana_async.server.store.base import Commit
 from metrana_async.server.store.sqlite import files
+from metrana_async.server.store.sqlite.schema import STEPS
 from metrana_async.server.store.sqlite.store import SqliteStore
 from tests.unit.server.store.samples import World
 
@@ -45,6 +48,27 @@ def test_a_newer_format_is_refused(tmp_path: Path) -> None:
     database.close()
     with pytest.raises(InitError, match="format 99"):
         SqliteStore(tmp_path)
+
+
+@pytest.mark.parametrize("version", range(1, len(STEPS)))
+def test_a_file_of_an_older_format_becomes_the_newest(tmp_path: Path, version: int) -> None:
+    """What it holds is there, and what is new can be written."""
+    database = sqlite3.connect(tmp_path / files.DATABASE_NAME)
+    for step in STEPS[:version]:
+        database.executescript(step)
+    database.execute(f"PRAGMA user_version = {version}")
+    run = (1, f"{1:032x}", "ws", "proj", "old", 1, "running", 1, '["job"]', None, "{}")
+    database.execute(f"INSERT INTO run VALUES({','.join('?' * 11)})", run)
+    writer = (1, 1, "b" * 32, 5, None, "{}", 1, 1, 1, None, "{}")
+    database.execute(f"INSERT INTO writer VALUES({','.join('?' * 11)})", writer)
+    database.commit()
+    database.close()
+    store = SqliteStore(tmp_path)
+    (old,) = store.run_contents(1).writers
+    store.commit(Commit(writers=[replace(old, alias="a" * 32)]))
+    assert [w.alias for w in store.run_contents(1).writers] == ["a" * 32]
+    assert store.find_run("ws", "proj", "old").run_uid == f"{1:032x}"
+    store.close()
 
 
 def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
