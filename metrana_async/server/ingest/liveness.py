@@ -60,6 +60,13 @@ def started_ticks(pid: int) -> int | None:
     return None if fields[0] in "ZX" else int(fields[19])
 
 
+def is_replayed(row: WriterRow, *, now_ms: int, watch: ProcessWatch) -> bool:
+    """True while somebody is handing in what an offline writer logged, which may go on logging."""
+    if row.is_online or row.left is not None:
+        return False
+    return now_ms - row.seen_ms <= watch.live_s * 1000
+
+
 def is_live(row: WriterRow, *, now_ms: int, watch: ProcessWatch) -> bool:
     """True while the writer may still be logging.
 

@@ -1,6 +1,10 @@
 """Writers come and go: open, heartbeat, leave, and what that means for the run's state.
 
 Functions over a loaded run; they change it and put the new rows into the commit in the making.
+
+A run is "running" while a writer is live or is being replayed. When the last of them leaves, it
+says how the run ended; when the last of them falls silent, the run has crashed. Replayed writers
+come out of their time: what they say of the run counts where no newer writer spoke.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ from dataclasses import asdict
 from metrana_async.errors import ProtocolError, RunAlreadyExistsError
 from metrana_async.server.ingest import notices
 from metrana_async.server.ingest.catalogue import Changes, RunState, WriterState
-from metrana_async.server.ingest.liveness import ProcessWatch, is_live
+from metrana_async.server.ingest.liveness import ProcessWatch, is_live, is_replayed
 from metrana_async.server.store.base import PointStore, RunRow, WriterRow
 from metrana_async.wire import limits
 from metrana_async.wire.messages import LeaveRequest, OpenRequest
@@ -153,17 +157,23 @@ def warn_same_logger(
             notices.tell_same_logger(writer, other)
 
 
+def note_open(run: RunState, writer: WriterState, now_ms: int) -> None:
+    """Let a run go on that somebody has joined."""
+    if writer.row.left is None and (writer.row.is_online or _is_newest(run, writer)):
+        run.set_state(RUNNING, now_ms)
+
+
 def note_alive(run: RunState, writer: WriterState, changes: Changes, now_ms: int) -> None:
     """Record a sign of life; a run that was thought crashed recovers by itself."""
     row = writer.row
-    if not row.is_online or row.left in ("closed", "shutdown"):
+    if row.left in ("closed", "shutdown"):
         return
     row.seen_ms = now_ms
     if now_ms - writer.saved_seen_ms >= SEEN_KEPT_EVERY_MS:
         writer.saved_seen_ms = now_ms
         changes.writers[row.writer_no] = writer
-    if row.left is None and run.row.state == CRASHED:
-        run.set_state(RUNNING, now_ms)
+    if run.row.state == CRASHED:
+        note_open(run, writer, now_ms)
 
 
 def leave(
@@ -182,14 +192,16 @@ def leave(
     if request.status not in END_STATES:
         raise ProtocolError(f"status {request.status!r} is not one of {', '.join(END_STATES)}")
     row = writer.row
+    comes_late = not row.is_online or row.left == "dead"
     if request.is_dead:
         row.left = row.left or "dead"
+        if has_crashed(run, now_ms=now_ms, watch=watch):
+            run.set_state(CRASHED, now_ms)
         return
     row.left = "closed" if request.is_run_over else "shutdown"
-    if not request.is_run_over or has_live_writer(run, now_ms=now_ms, watch=watch):
+    if not request.is_run_over or has_active_writer(run, now_ms=now_ms, watch=watch):
         return
-    if not row.is_online and run.row.state in END_STATES:
-        # Leftovers that arrive after the end say nothing about it.
+    if comes_late and _is_settled(run, writer):
         return
     if run.row.exception_type != request.exception_type:
         run.row.exception_type = request.exception_type
@@ -197,15 +209,29 @@ def leave(
     run.set_state(request.status, now_ms)
 
 
-def has_live_writer(run: RunState, *, now_ms: int, watch: ProcessWatch) -> bool:
-    """True while anyone may still be logging to the run."""
-    return any(is_live(w.row, now_ms=now_ms, watch=watch) for w in run.writers.values())
+def _is_newest(run: RunState, writer: WriterState) -> bool:
+    return run.orders[writer.row.writer_no] == max(run.orders.values())
+
+
+def _is_settled(run: RunState, writer: WriterState) -> bool:
+    """Whether a newer writer has said what becomes of the run: its end, or that it stays open."""
+    if _is_newest(run, writer):
+        return False
+    newest = run.writers[max(run.orders, key=run.orders.__getitem__)]
+    return run.row.state != RUNNING or newest.row.left == "shutdown"
+
+
+def has_active_writer(run: RunState, *, now_ms: int, watch: ProcessWatch) -> bool:
+    """True while anyone may still be logging to the run, or is being replayed."""
+    return any(
+        is_live(w.row, now_ms=now_ms, watch=watch) or is_replayed(w.row, now_ms=now_ms, watch=watch)
+        for w in run.writers.values()
+    )
 
 
 def has_crashed(run: RunState, *, now_ms: int, watch: ProcessWatch) -> bool:
     """True when the run is thought running, yet nobody is left and somebody never said goodbye."""
     if run.row.state != RUNNING:
         return False
-    online = [w.row for w in run.writers.values() if w.row.is_online]
-    silent = any(row.left in (None, "dead") for row in online)
-    return silent and not has_live_writer(run, now_ms=now_ms, watch=watch)
+    silent = any(w.row.left in (None, "dead") for w in run.writers.values())
+    return silent and not has_active_writer(run, now_ms=now_ms, watch=watch)

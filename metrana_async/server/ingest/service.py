@@ -115,8 +115,7 @@ class IngestService:
             openings.note_alias(state, writer, request)
             changes.writers[number] = writer
             self._remember_alias(state, writer)
-            if writer.row.is_online and writer.row.left is None:
-                state.set_state(openings.RUNNING, now_ms)
+            openings.note_open(state, writer, now_ms)
         row = state.row
         run.cursors.ensure_all(self._view(state))
         return OpenReply(
@@ -293,7 +292,7 @@ class IngestService:
 
     def _may_sleep(self, run: RunState, now_ms: int) -> bool:
         has_notices = any(writer.pending for writer in run.writers.values())
-        return not has_notices and not openings.has_live_writer(
+        return not has_notices and not openings.has_active_writer(
             run, now_ms=now_ms, watch=self._watch
         )
 
