@@ -13,6 +13,7 @@ from importlib import metadata
 from typing import Final
 
 from metrana_async import local, locations
+from metrana_async.collector import BIG_ANSWER_BYTES, collector_resting
 from metrana_async.columns.attributes import config_updates, description_update, tags_update
 from metrana_async.columns.names import check_name
 from metrana_async.columns.redaction import redact_updates, redaction_text
@@ -105,9 +106,9 @@ async def _join(settings: Settings, transport: Transport | None) -> Writer:
 
     async def attempt(timeout_s: float) -> OpenReply:
         limit_s = min(timeout_s, _ATTEMPT_TIMEOUT_S)
-        return decode_message(
-            OpenReply, await chosen.post("/writers/open", body, timeout_s=limit_s)
-        )
+        answer = await chosen.post("/writers/open", body, timeout_s=limit_s)
+        with collector_resting(rests=len(answer) >= BIG_ANSWER_BYTES):  # a seed for every series
+            return decode_message(OpenReply, answer)
 
     try:
         reply = await retried(attempt, left_s, clock)

@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 import anyio
 import orjson
 
+from metrana_async.collector import BIG_ANSWER_BYTES, collector_resting
 from metrana_async.errors import ConnectError, ProtocolError, TransportError, UsageError
 from metrana_async.query import results
 from metrana_async.query.plain import plain
@@ -118,8 +119,8 @@ class QueryClient(RunQueries, StatisticsQueries):
     # --- runs --------------------------------------------------------------------------------
     async def projects(self) -> InfoList[ProjectInfo]:
         """The projects of the workspace, by name."""
-        content = await self._ask("/query/projects", Query(workspace=self.workspace), orjson.loads)
-        return InfoList(ProjectInfo(**row) for row in content)
+        query = Query(workspace=self.workspace)
+        return await self._ask("/query/projects", query, results.rows_of(ProjectInfo))
 
     async def run(self, run: str, *, project: str | None = None) -> RunInfo:
         """One run, by name or uid."""
@@ -128,21 +129,20 @@ class QueryClient(RunQueries, StatisticsQueries):
 
     async def metrics(self, run: str, *, project: str | None = None) -> InfoList[SeriesInfo]:
         """Every series of the run, in the order they were first logged."""
-        content = await self._ask("/query/metrics", self._query(run, project), orjson.loads)
-        return InfoList(SeriesInfo(**row) for row in content)
+        query = self._query(run, project)
+        return await self._ask("/query/metrics", query, results.rows_of(SeriesInfo))
 
     async def environments(
         self, run: str, *, project: str | None = None
     ) -> InfoList[EnvironmentInfo]:
         """Every environment of the run, in the order they were first logged."""
-        content = await self._ask("/query/environments", self._query(run, project), orjson.loads)
-        return InfoList(EnvironmentInfo(**row) for row in content)
+        query = self._query(run, project)
+        return await self._ask("/query/environments", query, results.rows_of(EnvironmentInfo))
 
     async def last_steps(self, run: str, *, project: str | None = None) -> InfoList[LastStep]:
         """The highest step of every standard series that has points."""
-        content = await self._ask("/query/last_steps", self._query(run, project), orjson.loads)
-        names = LastStep.__dataclass_fields__
-        return InfoList(LastStep(**{name: row[name] for name in names}) for row in content)
+        query = self._query(run, project)
+        return await self._ask("/query/last_steps", query, results.rows_of(LastStep))
 
     async def ledger(self, run: str, *, project: str | None = None) -> Ledger:
         """Where the run's points are; reads every series of the run."""
@@ -366,7 +366,8 @@ class QueryClient(RunQueries, StatisticsQueries):
                     raise
             await anyio.sleep(pause_s)
         try:
-            return decode(answer)
+            with collector_resting(rests=len(answer) >= BIG_ANSWER_BYTES):
+                return decode(answer)
         except orjson.JSONDecodeError as error:
             raise ProtocolError(f"the answer of {path} is not JSON: {error}") from error
 

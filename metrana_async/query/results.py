@@ -6,16 +6,20 @@ are views of the answer. Every point the run shows is there; nothing is sampled.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from operator import itemgetter
+from typing import Any, TypeVar
 
 import numpy as np
+import orjson
 
 from metrana_async.errors import ProtocolError
 from metrana_async.query.tables import Frames, InfoList, column_of
 from metrana_async.wire.answers import Columns, decode_number
 from metrana_async.wire.model import FloatArray, Int64Array
+
+_Fact = TypeVar("_Fact")
 
 
 class ColumnTable(Frames):
@@ -349,6 +353,20 @@ class Ledger:
         """Points unaccounted for: 0 when the ledger balances."""
         placed = self.visible + self.duplicate + self.replaced + self.merged
         return self.committed - placed - self.discarded_by_restart - self.superseded
+
+
+def rows_of(fact: type[_Fact]) -> Callable[[bytes], InfoList[_Fact]]:
+    """A decoder of answers that are JSON lists with an object for each fact."""
+    names = [field.name for field in fields(fact)]  # type: ignore[arg-type]  # a dataclass
+    values_of = itemgetter(*names)
+
+    def decode(answer: bytes) -> InfoList[_Fact]:
+        try:
+            return InfoList([fact(*values_of(row)) for row in orjson.loads(answer)])
+        except (KeyError, TypeError) as error:
+            raise ProtocolError(f"the answer is no list of {fact.__name__}: {error!r}") from error
+
+    return decode
 
 
 def series_from(answer: Columns) -> Series:

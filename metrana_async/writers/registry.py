@@ -10,15 +10,14 @@ refused call pins nothing.
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from metrana_async.collector import collector_resting
 from metrana_async.errors import InternalError, InvalidStepError, PinConflictError
 from metrana_async.wire.limits import STEP_MAX
 from metrana_async.wire.messages import Seeds
@@ -33,6 +32,8 @@ _MANY_SERIES: Final = 10_000
 
 _REMEMBERED_IDS: Final = 1 << 22
 
+_FAMILIES: Final = {family.value: family for family in Family}
+_ORDERINGS: Final = {ordering.value: ordering for ordering in Ordering}
 _MODES: Final = (StepMode.AUTO, StepMode.AUTO_FROM_ONE, StepMode.EXPLICIT)
 _MODE_CODES: Final = {mode: code for code, mode in enumerate(_MODES, start=1)}
 
@@ -146,12 +147,13 @@ class SeriesRegistry:
 
     def _register(self, definition: SeriesDef) -> int:
         number = self._series_nos.get(definition)
-        if number is None:
-            key, pin = _pin_of(definition)
-            self._pins[key] = pin
-            number = len(self._definitions)
-            self._definitions.append(definition)
-            self._series_nos[definition] = number  # last: what readers find is complete
+        return self._add(definition, *_pin_of(definition)) if number is None else number
+
+    def _add(self, definition: SeriesDef, key: PinKey, pin: Pin) -> int:
+        number = len(self._definitions)
+        self._pins[key] = pin
+        self._definitions.append(definition)
+        self._series_nos[definition] = number  # last: what readers find is complete
         return number
 
     # --- environments ------------------------------------------------------------------------
@@ -306,13 +308,15 @@ class SeriesRegistry:
         """
         conflicts: list[SeriesDef] = []
         numbers: list[int] = []
-        with self._lock, _collector_resting(len(seeds.series) >= _MANY_SERIES):
+        with self._lock, collector_resting(rests=len(seeds.series) >= _MANY_SERIES):
             for row in seeds.series:
                 definition = _seeded_definition(row)
                 key, pin = _pin_of(definition)
                 if self._pins.get(key, pin) != pin:
                     conflicts += self._refuse_pin(key)
-                number = self._register(definition)
+                number = self._series_nos.get(definition)
+                if number is None:
+                    number = self._add(definition, key, pin)
                 numbers.append(number)
                 self._seed_last_step(number, row[6])
                 for mode, env_ids in row[7].items():
@@ -412,23 +416,10 @@ def _pin_text(family: Family, pin: Pin) -> str:
     return "log (ordered)" if ordering is Ordering.ORDERED else "log_distributed (merge)"
 
 
-@contextlib.contextmanager
-def _collector_resting(rests: bool) -> Iterator[None]:  # noqa: FBT001
-    """Keep the garbage collector from walking, again and again, what is only being built."""
-    is_ours = rests and gc.isenabled()
-    if is_ours:
-        gc.disable()
-    try:
-        yield
-    finally:
-        if is_ours:
-            gc.enable()
-
-
 def _seeded_definition(row: list[Any]) -> SeriesDef:
     try:
         family, metric, scale, labels, ordering, episodic = row[:6]
-        pairs = tuple((str(key), str(value)) for key, value in labels)
-        return SeriesDef(Family(family), metric, scale, pairs, Ordering(ordering), episodic)
-    except (TypeError, ValueError) as error:
+        pairs = tuple((str(key), str(value)) for key, value in labels) if labels else ()
+        return SeriesDef(_FAMILIES[family], metric, scale, pairs, _ORDERINGS[ordering], episodic)
+    except (TypeError, ValueError, KeyError) as error:
         raise InternalError(f"the server's seed {row!r:.200} is no series") from error

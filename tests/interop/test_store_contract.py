@@ -308,3 +308,15 @@ def test_a_catalogue_without_series_has_the_rest(store: PointStore) -> None:
         full.attributes,
     )
     assert (short.series, short.env_names, short.lanes) == ([], [], [])
+
+
+def test_a_catalogue_from_a_number_on_has_the_series_behind_it(store: PointStore) -> None:
+    """`series_after` leaves out what the reader has already, and nothing of what came since."""
+    world = World(5)
+    store.commit(world.catalogue())
+    full = store.run_contents(1)
+    assert [row.series_no for row in full.series] == world.series_nos[:-1]
+    for after in (0, 1, 40, 73, 74, 75):
+        found = store.run_contents(1, series_after=after)
+        assert found.series == [row for row in full.series if row.series_no > after]
+        assert (found.row, found.env_names, found.lanes) == (full.row, full.env_names, full.lanes)

@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from metrana_async.errors import InvalidQueryError, NotFoundError
 from metrana_async.server.query import across, aggregate, groups
-from metrana_async.server.query.catalogue import nearest
 from metrana_async.server.query.line_points import rl_columns
+from metrana_async.server.query.near_names import nearest
 from metrana_async.server.query.service import EnvStepColumns, EpisodeColumns, QueryService
 from metrana_async.server.query.statistics import Table, across_functions, across_table
 from metrana_async.server.store.base import RunRow

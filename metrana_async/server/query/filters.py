@@ -25,7 +25,6 @@ not an empty answer. Both are errors that say where, and which names are near. T
 from __future__ import annotations
 
 import datetime as dt
-import difflib
 import math
 import operator
 import re
@@ -37,6 +36,7 @@ import numpy as np
 import numpy.typing as npt
 
 from metrana_async.errors import InvalidQueryError
+from metrana_async.server.query.near_names import near_names
 from metrana_async.wire import limits
 
 BoolArray = npt.NDArray[np.bool_]
@@ -312,7 +312,7 @@ def _field(token: _Token) -> Field:
             raise mistake(token.position, f"{root!r} has nothing below it ({token.text})")
         return Field(token.text, token.position, root)
     if root not in PATH_ROOTS:
-        near = difflib.get_close_matches(root, (*PLAIN_ROOTS, *PATH_ROOTS), n=2)
+        near = near_names(root, (*PLAIN_ROOTS, *PATH_ROOTS), n=2)
         hint = f"did you mean {' or '.join(near)}?" if near else f"fields are {_roots_text()}"
         raise mistake(token.position, f"there is no field {root!r}", hint=hint)
     if len(names) == 1:
@@ -449,8 +449,7 @@ def _check_kinds(test: FieldTest, columns: RunColumns, found: list[tuple[Any, ..
     kinds = {_kind(value) for values in found for value in values}
     if not kinds:
         if field.root in PATH_ROOTS:
-            names = sorted(set(columns.names(field)))
-            near = difflib.get_close_matches(field.text.replace("`", ""), names, n=3)
+            near = near_names(field.text.replace("`", ""), sorted(set(columns.names(field))))
             raise mistake(
                 field.position,
                 f"no run has {field.text}",

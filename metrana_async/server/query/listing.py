@@ -16,14 +16,17 @@ import orjson
 
 from metrana_async.errors import InvalidQueryError, NotFoundError
 from metrana_async.server.query import runs, summaries
-from metrana_async.server.query.catalogue import nearest
+from metrana_async.server.query.catalogue import Catalogue
 from metrana_async.server.query.filters import Field, parse_field, parse_filter, select_runs
+from metrana_async.server.query.near_names import nearest
 from metrana_async.server.query.service import QueryService
-from metrana_async.server.store.base import RunContents, RunRow, SeriesRow
+from metrana_async.server.store.base import RunContents, RunRow
 from metrana_async.wire.answers import decode_number
+from metrana_async.wire.model import Family
 from metrana_async.wire.run_life import ARCHIVED_PATH, NOTES_PATH, TAGS_PATH
 
 _END_STATES: Final = ("finished", "failed", "stopped")
+_METRIC: Final = ("family", "metric", "scale")
 _KINDS: Final = {type(None): 0, bool: 1, int: 2, float: 2, str: 3}
 
 
@@ -72,7 +75,7 @@ class RunTable:
                 self.contents.append(service.contents(row))
             except NotFoundError:
                 continue  # deleted since it was listed
-        self._series: dict[int, list[SeriesRow]] = {}
+        self._catalogues: dict[int, Catalogue] = {}
 
     def __len__(self) -> int:
         return len(self.contents)
@@ -103,7 +106,7 @@ class RunTable:
     def _summary(self, field: Field, at: int) -> tuple[Any, ...]:
         row = self.contents[at].row
         try:
-            chosen = summaries.choose_series(self._series_of(at), field.path)
+            chosen = summaries.choose_series(self._catalogue_of(at), field.path)
             if chosen is None:
                 return ()
             summary = summaries.summarize(self._service, row, chosen, (field.function,))
@@ -111,17 +114,15 @@ class RunTable:
             return ()  # deleted since it was listed
         return () if summary is None else (getattr(summary, field.function),)
 
-    def _series_of(self, at: int) -> list[SeriesRow]:
-        if at not in self._series:
-            self._series[at] = self._service.series_rows(self.contents[at].row)
-        return self._series[at]
+    def _catalogue_of(self, at: int) -> Catalogue:
+        if at not in self._catalogues:
+            self._catalogues[at] = self._service.catalogue(self.contents[at].row)
+        return self._catalogues[at]
 
     def names(self, field: Field) -> set[str]:
         """See RunColumns."""
         if field.root == "summary":
-            metrics = {
-                row.definition.metric for at in range(len(self)) for row in self._series_of(at)
-            }
+            metrics = {name for at in range(len(self)) for name in self._catalogue_of(at).by_metric}
             return {f"summary.{metric}.{field.function}" for metric in metrics}
         prefix = runs.CONFIG_PREFIX if field.root == "config" else ""
         return {
@@ -266,7 +267,7 @@ def definitions(
 ) -> dict[str, list[dict[str, Any]]]:
     """What the runs of a project log: its attributes and its metrics, each with its run count."""
     paths: dict[tuple[str, bool], dict[str, Any]] = {}
-    metrics: dict[tuple[str, str, str], dict[str, Any]] = {}
+    metrics: dict[tuple[Family, str, str], dict[str, Any]] = {}
     for contents in RunTable(service, service.run_rows(workspace, project)).contents:
         found: dict[tuple[str, bool], set[str]] = {}
         for a in contents.attributes:
@@ -278,11 +279,9 @@ def definitions(
             entry["kinds"] |= kinds
             entry["runs_count"] += 1
         series = service.series_rows(contents.row)
-        for key in {
-            (s.definition.family.value, s.definition.metric, s.definition.scale) for s in series
-        }:
-            names = dict(zip(("family", "metric", "scale"), key, strict=True))
-            metrics.setdefault(key, {**names, "runs_count": 0})["runs_count"] += 1
+        for key in {(s.definition.family, s.definition.metric, s.definition.scale) for s in series}:
+            metrics.setdefault(key, {**dict(zip(_METRIC, key, strict=True)), "runs_count": 0})
+            metrics[key]["runs_count"] += 1
     for entry in paths.values():
         entry["kinds"] = sorted(entry["kinds"])
     return {

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from metrana_async.errors import InvalidQueryError, NotFoundError
-from metrana_async.server.query.catalogue import nearest
+from metrana_async.server.query.near_names import nearest
 from metrana_async.server.store.base import (
     AttributeRow,
     PointStore,

@@ -20,7 +20,7 @@ import numpy as np
 from metrana_async.errors import InvalidQueryError
 from metrana_async.server.query import extents, runs
 from metrana_async.server.query.aggregate import aggregate, check_function
-from metrana_async.server.query.catalogue import Catalogues
+from metrana_async.server.query.catalogue import Catalogue, Catalogues
 from metrana_async.server.query.resolve import (
     Generations,
     MergedSteps,
@@ -130,7 +130,11 @@ class QueryService:
 
     def series_rows(self, run: RunRow) -> list[SeriesRow]:
         """Every series of the run, in the order they were first stored."""
-        return sorted(self._store.run_contents(run.run_no).series, key=lambda s: s.series_no)
+        return self.catalogue(run).rows
+
+    def catalogue(self, run: RunRow) -> Catalogue:
+        """The run's series and environments as they are now."""
+        return self._catalogues.refresh(run.run_no)
 
     def find_run(self, workspace: str, project: str | None, run: str) -> RunRow:
         """See `runs.find_run`."""
@@ -327,10 +331,10 @@ class QueryService:
         The two are independent maxima over both RL functions and all labels; a restart does not
         lower them.
         """
-        contents = self._store.run_contents(run.run_no)
-        names = contents.env_names
+        catalogue = self.catalogue(run)
+        names = catalogue.env_names
         last_rl_step, last_episode = extents.environment_maxima(
-            self._store, run.run_no, contents.series, len(names)
+            self._store, run.run_no, catalogue.rows, len(names)
         )
         columns = zip(names, last_rl_step.tolist(), last_episode.tolist(), strict=True)
         return [
@@ -344,13 +348,13 @@ class QueryService:
 
     def env_names(self, run: RunRow) -> list[str]:
         """Every environment's id, by its number."""
-        return self._store.run_contents(run.run_no).env_names
+        return self.catalogue(run).env_names
 
     def env_attributes(self, run: RunRow) -> list[tuple[int, str, Any]]:
         """Every environment's current attributes as (env_no, path, value); none of one episode."""
         return [
             (row.env_no, row.path, row.value)
-            for row in self._store.run_contents(run.run_no).attributes
+            for row in self.contents(run).attributes
             if row.env_no is not None and row.episode is None
         ]
 
@@ -391,8 +395,7 @@ class QueryService:
         return len(stored.step[latest_rows(stored.env_no, stored.step)]), 0
 
     def _series_of(self, run: RunRow, *families: Family) -> list[SeriesRow]:
-        rows = self._store.run_contents(run.run_no).series
-        return [row for row in rows if row.definition.family in families]
+        return [row for row in self.series_rows(run) if row.definition.family in families]
 
     def _merge(self, series: SeriesRow, stored: StoredPoints) -> MergedSteps:
         ranks = self._catalogues.writer_ranks(series.run_no, stored.writer_no)

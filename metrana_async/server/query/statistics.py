@@ -16,8 +16,8 @@ from metrana_async.errors import InvalidQueryError, NotFoundError, UnsupportedAg
 from metrana_async.server.query import across, aggregate, groups
 from metrana_async.server.query import buckets as grid
 from metrana_async.server.query.buckets import Buckets, Treatment
-from metrana_async.server.query.catalogue import nearest
 from metrana_async.server.query.line_points import LinePoints, line_points
+from metrana_async.server.query.near_names import nearest
 from metrana_async.server.query.service import QueryService
 from metrana_async.server.store.base import RunRow
 from metrana_async.wire import limits

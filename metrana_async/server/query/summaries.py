@@ -18,6 +18,7 @@ from typing import Any, Final
 import numpy as np
 
 from metrana_async.server.query import extents
+from metrana_async.server.query.catalogue import Catalogue
 from metrana_async.server.query.filters import FUNCTIONS
 from metrana_async.server.query.service import EnvStepColumns, EpisodeColumns, QueryService
 from metrana_async.server.store.base import RunRow, SeriesRow
@@ -39,10 +40,9 @@ class Summary:
     last_step: int
 
 
-def choose_series(series: list[SeriesRow], metric: str) -> SeriesRow | None:
+def choose_series(catalogue: Catalogue, metric: str) -> SeriesRow | None:
     """The series that a bare metric name means, or None."""
-    named = [row for row in series if row.definition.metric == metric]
-    return min(named, key=_preference, default=None)
+    return min(catalogue.by_metric.get(metric, ()), key=_preference, default=None)
 
 
 def _preference(row: SeriesRow) -> tuple[Any, ...]:
@@ -107,9 +107,9 @@ def summary_columns(
     """
     rows: list[tuple[int, int, Summary]] = []
     for run_at, run in enumerate(runs):
-        series = service.series_rows(run)
+        catalogue = service.catalogue(run)
         for metric_at, metric in enumerate(metrics):
-            chosen = choose_series(series, metric)
+            chosen = choose_series(catalogue, metric)
             found = None if chosen is None else summarize(service, run, chosen, FUNCTIONS)
             if found is not None:
                 rows.append((run_at, metric_at, found))

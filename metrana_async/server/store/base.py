@@ -287,11 +287,15 @@ class PointStore(Protocol):
         """The deleted run of this uid, or that a writer of this id was of; None when neither."""
         ...
 
-    def run_contents(self, run_no: int, *, with_series: bool = True) -> RunContents:
+    def run_contents(
+        self, run_no: int, *, with_series: bool = True, series_after: int = 0
+    ) -> RunContents:
         """The run's catalogue; NotFoundError when there is none.
 
         Without `with_series` its series, environments and lanes are left out: a run may have
-        hundreds of thousands, and a list of runs needs none.
+        hundreds of thousands, and a list of runs needs none. Series come by their numbers;
+        with `series_after` only those of a greater one. Series never change, and one that is
+        committed later has a greater number.
         """
         ...
 

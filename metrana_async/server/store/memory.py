@@ -145,7 +145,9 @@ class MemoryStore:
         """See PointStore."""
         return self._deleted.get(identity)
 
-    def run_contents(self, run_no: int, *, with_series: bool = True) -> RunContents:
+    def run_contents(
+        self, run_no: int, *, with_series: bool = True, series_after: int = 0
+    ) -> RunContents:
         """See PointStore."""
         with self._lock:
             if run_no not in self._runs:
@@ -156,7 +158,11 @@ class MemoryStore:
             return RunContents(
                 row=self._runs[run_no],
                 writers=writers,
-                series=[s for s in self._series.values() if with_series and s.run_no == run_no],
+                series=[
+                    s
+                    for number, s in sorted(self._series.items())
+                    if with_series and s.run_no == run_no and number > series_after
+                ],
                 env_names=[names[n] for n in range(len(names) if with_series else 0)],
                 lanes=[x for x in self._lanes.values() if with_series and x.writer_no in numbers],
                 attributes=[a for a in self._attributes.values() if a.run_no == run_no],

@@ -233,11 +233,13 @@ def read_runs(connection: sqlite3.Connection, where: str = "", *values: str) -> 
     return [_run_row(row) for row in found]
 
 
-def read_contents(connection: sqlite3.Connection, run_no: int, *, with_series: bool) -> RunContents:
+def read_contents(
+    connection: sqlite3.Connection, run_no: int, *, with_series: bool, series_after: int
+) -> RunContents:
     """See PointStore.run_contents."""
 
-    def select(sql: str, *, if_: bool = True) -> list[Any]:
-        return connection.execute(sql, (run_no,)).fetchall() if if_ else []
+    def select(sql: str, *more: int, if_: bool = True) -> list[Any]:
+        return connection.execute(sql, (run_no, *more)).fetchall() if if_ else []
 
     run = select(f"SELECT {_RUN} FROM run WHERE run_no=?")
     if not run:
@@ -256,7 +258,9 @@ def read_contents(connection: sqlite3.Connection, run_no: int, *, with_series: b
         series=_series_rows(
             run_no,
             select(
-                "SELECT series_no, definition FROM series WHERE run_no=? ORDER BY series_no",
+                "SELECT series_no, definition FROM series WHERE run_no=? AND series_no>?"
+                " ORDER BY series_no",
+                series_after,
                 if_=with_series,
             ),
         ),

@@ -181,10 +181,14 @@ class SqliteStore:
         with self._readers.transaction() as connection:
             return catalogue.read_deleted(connection, identity)
 
-    def run_contents(self, run_no: int, *, with_series: bool = True) -> RunContents:
+    def run_contents(
+        self, run_no: int, *, with_series: bool = True, series_after: int = 0
+    ) -> RunContents:
         """See PointStore."""
         with self._readers.transaction() as connection:
-            return catalogue.read_contents(connection, run_no, with_series=with_series)
+            return catalogue.read_contents(
+                connection, run_no, with_series=with_series, series_after=series_after
+            )
 
     def page(self, run_no: int, digest: str) -> bytes | None:
         """See PointStore."""
