@@ -14,7 +14,8 @@
     ├─ QueueFullError             no room in the inbox under the policy in force
     ├─ WaitTimeoutError           a deadline passed; nothing is lost (also TimeoutError)
     ├─ TransportError             retryable
-    │  └─ ConnectError  UnavailableError  RateLimitedError(retry_after_s)
+    │  ├─ ConnectError  RateLimitedError
+    │  └─ UnavailableError  DiskFullError  StoreDamagedError  StoreFailedError
     ├─ RejectedError              the server refused
     │  ├─ AuthError  RunAlreadyExistsError  BatchTooLargeError
     │  └─ UnsupportedAggregationError  InvalidQueryError  NotFoundError  RunDeletedError
@@ -135,10 +136,20 @@ class WaitTimeoutError(MetranaError, TimeoutError):
 
 
 class TransportError(MetranaError):
-    """The server could not be reached or did not answer; the same bytes are sent again."""
+    """The server could not be reached or did not answer; the same bytes are sent again.
+
+    Attributes:
+        retry_after_s: seconds the server asked us to wait, or None.
+    """
 
     code = "transport"
     retryable = True
+
+    def __init__(
+        self, message: str, *, retry_after_s: float | None = None, hint: str | None = None
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.retry_after_s = retry_after_s
 
 
 class ConnectError(TransportError):
@@ -148,25 +159,33 @@ class ConnectError(TransportError):
 
 
 class UnavailableError(TransportError):
-    """The server answered that it cannot serve now (5xx, disk full) or answered nonsense."""
+    """The server answered that it cannot serve now (5xx) or answered nonsense."""
 
     code = "unavailable"
 
 
-class RateLimitedError(TransportError):
-    """The server asked for a pause.
+class DiskFullError(UnavailableError):
+    """The server's disk is full: nothing of the request is stored; it recovers with space."""
 
-    Attributes:
-        retry_after_s: seconds the server asked us to wait, or None.
-    """
+    code = "disk_full"
+
+
+class StoreDamagedError(UnavailableError):
+    """Stored bytes are not what was written (a flipped bit): they are not given out."""
+
+    code = "store_damaged"
+
+
+class StoreFailedError(UnavailableError):
+    """The server's disk failed to sync: nothing more is stored until the server starts anew."""
+
+    code = "store_failed"
+
+
+class RateLimitedError(TransportError):
+    """The server asked for a pause."""
 
     code = "rate_limited"
-
-    def __init__(
-        self, message: str, *, retry_after_s: float | None = None, hint: str | None = None
-    ) -> None:
-        super().__init__(message, hint=hint)
-        self.retry_after_s = retry_after_s
 
 
 class RejectedError(MetranaError):
@@ -306,6 +325,6 @@ def error_from_code(code: str, message: str, **extra: Any) -> MetranaError:
     cls = ERROR_BY_CODE.get(code, RejectedError)
     if cls is DataLossError:
         return DataLossError(message, lost_points=dict(extra.get("lost_points", {})))
-    if cls is RateLimitedError:
-        return RateLimitedError(message, retry_after_s=extra.get("retry_after_s"))
+    if issubclass(cls, TransportError):
+        return cls(message, retry_after_s=extra.get("retry_after_s"))
     return cls(message)

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 
-from metrana_async.errors import MetranaError
+from metrana_async.errors import MetranaError, StoreFailedError
 
 
 def main(arguments: list[str]) -> int:
@@ -46,7 +46,12 @@ def _serve(arguments: list[str]) -> int:
     # A catalogue of 100,000 series is a million objects that live long: the default thresholds
     # would walk them again and again while they are being built, which doubles the time.
     gc.set_threshold(100_000, 20, 20)
-    asyncio.run(serve(settings, ready=ready))
+    try:
+        asyncio.run(serve(settings, ready=ready))
+    except StoreFailedError as error:
+        _say(str(error))
+        # Without a farewell: closing the store would tell SQLite to trust its disk once more.
+        os._exit(1)
     return 0
 
 

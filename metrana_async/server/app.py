@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import signal
 import sys
@@ -19,7 +20,7 @@ import orjson
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from metrana_async.errors import MetranaError, NotFoundError
+from metrana_async.errors import MetranaError, NotFoundError, StoreFailedError
 from metrana_async.orchestration import process_identity
 from metrana_async.server.auth import STOP_PATH, token_guard
 from metrana_async.server.http.endpoint import Answer, Endpoint, answer
@@ -161,9 +162,12 @@ def web_app(backend: Backend, settings: ServerSettings, activity: _Activity) -> 
     async def handle(request: web.Request) -> web.Response:
         body = await request.read()
         result = await backend.call(request.path[len(API_PREFIX) :], body)
-        return web.Response(
+        response = web.Response(
             body=result.body, status=result.status, content_type=result.content_type
         )
+        if result.retry_after_s is not None:
+            response.headers["Retry-After"] = str(math.ceil(result.retry_after_s))
+        return response
 
     async def missing(request: web.Request) -> web.Response:
         status, text = 404, f"POST to {API_PREFIX}/…; {request.method} {request.path} is nothing"
@@ -194,6 +198,8 @@ async def serve(settings: ServerSettings, *, ready: Callable[[str], None] | None
 
     Raises:
         InitError: the store or the address cannot be had.
+        StoreFailedError: the disk failed; nothing that is not on it was acknowledged. End this
+            process without closing what is open: another one has to look at the disk.
     """
     store = await _open_store(settings)
     backend = Backend(store, writer_live_s=settings.writer_live_s)
@@ -209,6 +215,13 @@ async def serve(settings: ServerSettings, *, ready: Callable[[str], None] | None
     presence = Presence(runner, settings)
     backend.start()
     loop = asyncio.get_running_loop()
+    failures: list[StoreFailedError] = []
+
+    def on_failed(error: StoreFailedError) -> None:
+        failures.append(error)
+        loop.call_soon_threadsafe(stopping.set)
+
+    backend.worker.on_failed = on_failed
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     try:
@@ -221,6 +234,8 @@ async def serve(settings: ServerSettings, *, ready: Callable[[str], None] | None
         presence.withdraw()
         await runner.cleanup()
         await backend.stop()
+    if failures:
+        raise failures[0]
 
 
 def _stop_endpoint(stopping: asyncio.Event) -> Endpoint:

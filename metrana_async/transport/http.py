@@ -15,7 +15,6 @@ import aiohttp
 from metrana_async.errors import (
     ConnectError,
     MetranaError,
-    RateLimitedError,
     TransportError,
     UnavailableError,
 )
@@ -124,7 +123,7 @@ class HttpTransport:
     @staticmethod
     def _answered_error(response: aiohttp.ClientResponse, body: bytes) -> MetranaError:
         error = decode_error(response.status, body)
-        if isinstance(error, RateLimitedError) and error.retry_after_s is None:
+        if isinstance(error, TransportError) and error.retry_after_s is None:
             header = response.headers.get("Retry-After", "")
             error.retry_after_s = float(header) if header.isdecimal() else None
         return error

@@ -26,7 +26,7 @@ import orjson
 from metrana_async.errors import (
     MetranaError,
     ProtocolError,
-    RateLimitedError,
+    TransportError,
     UnavailableError,
     error_from_code,
 )
@@ -221,15 +221,18 @@ STATUS_BY_CODE: Final = {
     "batch_too_large": 413,
     "rate_limited": 429,
     "unavailable": 503,
+    "store_damaged": 503,
+    "store_failed": 503,
+    "disk_full": 507,
     "internal": 500,
 }
-"""HTTP status of an error code; 400 for every other one. 507 is UnavailableError, disk full."""
+"""HTTP status of an error code; 400 for every other one."""
 
 
 def encode_error(error: MetranaError) -> tuple[int, bytes]:
     """HTTP status and JSON body of an error answer."""
     content: dict[str, Any] = {"code": error.code, "message": error.message, "hint": error.hint}
-    if isinstance(error, RateLimitedError):
+    if isinstance(error, TransportError) and error.retry_after_s is not None:
         content["retry_after_s"] = error.retry_after_s
     return STATUS_BY_CODE.get(error.code, 400), orjson.dumps({"error": content})
 

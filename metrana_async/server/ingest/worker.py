@@ -19,7 +19,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
-from metrana_async.errors import MetranaError, RateLimitedError, UnavailableError
+from metrana_async.errors import (
+    DiskFullError,
+    MetranaError,
+    RateLimitedError,
+    StoreFailedError,
+    UnavailableError,
+)
 from metrana_async.server.ingest.service import IngestService
 from metrana_async.wire import limits
 from metrana_async.wire.acks import IngestReply
@@ -96,6 +102,8 @@ class IngestWorker:
         self._is_stopping = False
         self._is_behind = False
         self._next_upkeep_s = 0.0
+        self.on_failed: Callable[[StoreFailedError], None] = lambda _: None
+        """Called on the owner thread when the store has failed for good."""
         self.upkeep_error: Exception | None = None
         """What the last slice of upkeep failed with, or None."""
         self._changed = threading.Condition()
@@ -233,11 +241,13 @@ class IngestWorker:
                 return
             bodies = [job.body for job in group if job.body is not None]
             answers = self._service.ingest_many(bodies)
-        except MetranaError as error:
+        except (DiskFullError, StoreFailedError) as error:
             for job in group:
                 job.settle(None, error)
+            self._note_failure(error)
         except Exception as error:
-            # This thread's supervisor. One request that breaks us must not take others along.
+            # This thread's supervisor. One request that breaks us, or that needs what is damaged,
+            # must not take others along.
             if len(group) > 1:
                 for job in group:
                     self._run([job])
@@ -250,6 +260,10 @@ class IngestWorker:
                 else:
                     job.settle(answer, None)
 
+    def _note_failure(self, error: Exception) -> None:
+        if isinstance(error, StoreFailedError):
+            self.on_failed(error)
+
     def _upkeep(self) -> None:
         """A slice of the store's upkeep. A failure is kept for people to see; points go on.
 
@@ -261,4 +275,5 @@ class IngestWorker:
             self.upkeep_error = None
         except Exception as error:  # this thread's supervisor
             self.upkeep_error = error
+            self._note_failure(error)
         self._next_upkeep_s = time.monotonic() + (0 if has_more else self._upkeep_interval_s)

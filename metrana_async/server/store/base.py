@@ -252,8 +252,10 @@ class PointStore(Protocol):
     `commit`, `due`, `seal`, `heads` and `tail` are called from one owner thread. Everything that
     reads may be called from any thread at any time and sees every commit that has returned.
 
-    Errors: `UnavailableError` when the disk refuses (full, read-only, I/O error): nothing of the
-    commit is visible then and the store stays usable. `InternalError` on a broken invariant.
+    Errors: `UnavailableError` when the disk refuses (`DiskFullError`, read-only, I/O error):
+    nothing of the commit is visible then and the store stays usable, unless it is a
+    `StoreFailedError`. `StoreDamagedError` when stored bytes are not what was written.
+    `InternalError` on a broken invariant.
     `NotFoundError` when a run is deleted while its points are read: never a part of them.
     """
 

@@ -8,19 +8,30 @@ without end: so when it is long, new readers wait at a gate for the moment the l
 from __future__ import annotations
 
 import contextlib
+import errno
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from metrana_async.errors import InternalError, UnavailableError
+from metrana_async.errors import (
+    DiskFullError,
+    InternalError,
+    MetranaError,
+    StoreDamagedError,
+    StoreFailedError,
+    UnavailableError,
+)
 
 CHECKPOINT_BYTES: Final = 16 << 20
 WAL_BYTES_MAX: Final = 48 << 20
 _PAGE_BYTES: Final = 4_096
 _PAUSE_S: Final = 0.06
 _GATE_S_MAX: Final = 1.0
+_DISK_FULL_RETRY_S: Final = 5.0
+_SYNC_CODES: Final = (1034, 1290)
+"""SQLITE_IOERR_FSYNC and SQLITE_IOERR_DIR_FSYNC, which sqlite3 has names for from 3.11 on."""
 
 
 @contextlib.contextmanager
@@ -28,7 +39,8 @@ def disk_errors(what: str) -> Iterator[None]:
     """Turn what SQLite raises into errors of ours.
 
     Raises:
-        UnavailableError: the disk refused (full, read-only, I/O) or the database is locked.
+        UnavailableError: the disk refused (full, read-only, I/O) or the database is locked; the
+            classes below it say more.
         InternalError: a statement or a value was wrong, which is our mistake.
     """
     try:
@@ -42,7 +54,29 @@ def disk_errors(what: str) -> Iterator[None]:
     ) as error:
         raise InternalError(f"{what} failed: {error}") from error
     except (sqlite3.Error, OSError) as error:
-        raise UnavailableError(f"{what} failed: {error}", hint="is the disk full?") from error
+        raise refusal(what, error) from error
+
+
+def refusal(what: str, error: sqlite3.Error | OSError) -> MetranaError:
+    """The error of ours that says what a database or its disk refused."""
+    text = f"{what} failed: {error}"
+    if has_failed_to_sync(error):
+        return StoreFailedError(text, hint="the disk is failing; the server has to start anew")
+    if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "is full" in text:
+        return DiskFullError(
+            text, retry_after_s=_DISK_FULL_RETRY_S, hint="make room on the server's disk"
+        )
+    if "malformed" in text or "not a database" in text:
+        return StoreDamagedError(text, hint="restore a backup")
+    return UnavailableError(text, hint="is the disk full?")
+
+
+def has_failed_to_sync(error: sqlite3.Error | OSError) -> bool:
+    """Whether a sync failed: what it covered may be lost, and the next one would not say so.
+
+    Always False under Python 3.10, whose sqlite3 does not tell.
+    """
+    return getattr(error, "sqlite_errorcode", None) in _SYNC_CODES
 
 
 @contextlib.contextmanager
@@ -125,7 +159,10 @@ class ReadPool:
 
 
 class WalKeeper:
-    """Checkpoints between commits. A checkpoint that fails harms nothing and is tried again."""
+    """Checkpoints between commits. One that fails harms nothing and is tried again.
+
+    All but its sync: SQLite would not write again what it wrote before the one that failed.
+    """
 
     def __init__(self, connection: sqlite3.Connection, wal: Path, readers: ReadPool) -> None:
         self._connection = connection
@@ -134,17 +171,24 @@ class WalKeeper:
         self._pending_bytes = 0
 
     def wrote(self, n_bytes: int) -> None:
-        """Tell of a commit of about this size; may checkpoint, 15 ms for 16 MB."""
+        """Tell of a commit of about this size; may checkpoint, 15 ms for 16 MB.
+
+        Raises:
+            StoreFailedError: the disk could not sync.
+        """
         self._pending_bytes += n_bytes + 8 * _PAGE_BYTES
         if self._pending_bytes < CHECKPOINT_BYTES:
             return
-        with contextlib.suppress(sqlite3.Error, OSError):
+        try:
             _, in_wal, done = self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
             # What a reader held back is tried again a quarter of the way on.
             left = (in_wal - done) * _PAGE_BYTES
             self._pending_bytes = min(left, CHECKPOINT_BYTES * 3 // 4)
             if self._wal.stat().st_size > WAL_BYTES_MAX:
                 self._truncate()
+        except (sqlite3.Error, OSError) as error:
+            if has_failed_to_sync(error):
+                raise refusal("checkpointing", error) from error
 
     def _truncate(self) -> None:
         with self._readers.paused(_PAUSE_S) as is_quiet:

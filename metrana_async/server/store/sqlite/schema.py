@@ -5,7 +5,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sqlite3
+from pathlib import Path
 from typing import Final
 
 from metrana_async.errors import InitError
@@ -117,6 +120,26 @@ def connect(path: str, *, read_only: bool) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+def settle(connection: sqlite3.Connection, wal: Path) -> None:
+    """Make durable what an earlier process left in the WAL, before anything of it is answered for.
+
+    A process that was killed between writing and syncing leaves whole transactions that SQLite
+    takes for committed and the disk may not have.
+
+    Raises:
+        sqlite3.Error, OSError: the disk refuses; only a full one is lived with.
+    """
+    with contextlib.suppress(FileNotFoundError), wal.open("rb") as file:
+        os.fsync(file.fileno())
+    try:
+        # Written again rather than synced alone: after a failed sync the kernel takes pages for
+        # clean that the disk never had.
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    except sqlite3.OperationalError as error:
+        if "is full" not in str(error):
+            raise
 
 
 def migrate(connection: sqlite3.Connection) -> None:

@@ -17,13 +17,13 @@ import os
 import secrets
 import sqlite3
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from metrana_async.errors import InitError, InternalError
+from metrana_async.errors import InitError, InternalError, StoreFailedError
 from metrana_async.server.store.base import (
     AcceptedPoints,
     AcceptedSegments,
@@ -46,7 +46,7 @@ from metrana_async.server.store.sqlite.connections import (
 from metrana_async.server.store.sqlite.files import DATABASE_NAME, lock_folder, prepare_folder
 from metrana_async.server.store.sqlite.log_rows import decode_log_row, encode_log_row
 from metrana_async.server.store.sqlite.rows import Filter, Rows, concat_rows, tables_as_rows
-from metrana_async.server.store.sqlite.schema import connect, migrate
+from metrana_async.server.store.sqlite.schema import connect, migrate, settle
 from metrana_async.server.store.sqlite.tail import Entry, Table, Tail, UnitTail
 from metrana_async.server.store.sqlite.tiles import due_points
 from metrana_async.server.store.sqlite.units import NO_UNIT, UNIT_SERIES_COUNT, Unit, Units
@@ -76,16 +76,19 @@ class SqliteStore:
         self._log_rows: deque[tuple[int, int]] = deque()
         self._log_bytes = 0
         self._next_log_no = 1
+        self._failure: StoreFailedError | None = None
         prepare_folder(self._folder)
         self._lock: int | None = lock_folder(self._folder)
         path = str(self._folder / DATABASE_NAME)
         self._readers = ReadPool(lambda: connect(path, read_only=True))
         try:
             self._writer = connect(path, read_only=False)
-            self._wal = WalKeeper(self._writer, Path(path + "-wal"), self._readers)
+            wal = Path(path + "-wal")
+            settle(self._writer, wal)
+            self._wal = WalKeeper(self._writer, wal, self._readers)
             migrate(self._writer)
             self._load()
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError) as error:
             self.close()
             raise InitError(f"the store in {folder} cannot be opened: {error}") from error
         except BaseException:
@@ -121,7 +124,7 @@ class SqliteStore:
             self._units.check(np.atleast_1d(table.series_no), placement)
         blob = encode_log_row(changes.points, changes.segments) if tables else b""
         log_no = self._next_log_no
-        with write_transaction(self._writer, "committing to the store"):
+        with self._write("committing to the store"):
             self._writer.executemany(
                 "INSERT INTO unit VALUES(?,?,?,0)",
                 [(u.unit_no, u.run_no, u.group_size) for u in placement.new_units],
@@ -142,7 +145,26 @@ class SqliteStore:
             self._next_log_no += 1
             self._note_log_row(log_no, len(blob))
             self._tail.append(log_no, tables, self._units.unit_of)
-        self._wal.wrote(len(blob))
+        self._wrote(len(blob))
+
+    @contextlib.contextmanager
+    def _write(self, what: str) -> Iterator[None]:
+        """A write transaction; none begins after a sync failed."""
+        if self._failure is not None:
+            raise self._failure
+        try:
+            with write_transaction(self._writer, what):
+                yield
+        except StoreFailedError as error:
+            self._failure = error
+            raise
+
+    def _wrote(self, n_bytes: int) -> None:
+        try:
+            self._wal.wrote(n_bytes)
+        except StoreFailedError as error:
+            self._failure = error
+            raise
 
     def _note_log_row(self, log_no: int, n_bytes: int) -> None:
         self._log_rows.append((log_no, n_bytes))
@@ -334,7 +356,7 @@ class SqliteStore:
         sealed = entries[-1].log_no if entries else ours.sealed
         needed = self._tail.first_log_no(besides=(ours.unit_no,))
         keep_from = self._next_log_no if needed is None else needed
-        with write_transaction(self._writer, "sealing"):
+        with self._write("sealing"):
             # Log rows go first, so that tiles can take their pages.
             self._writer.execute("DELETE FROM log WHERE log_no < ?", (keep_from,))
             tile_table.write(self._writer, ours.unit_no, change)
@@ -346,7 +368,7 @@ class SqliteStore:
         ours.sealed, ours.group_size = sealed, change.group_size
         self._tail.drop(ours.unit_no)
         self._forget_log_rows(keep_from)
-        self._wal.wrote(change.nbytes + sum(map(len, heads.values())))
+        self._wrote(change.nbytes + sum(map(len, heads.values())))
 
     def purge(self) -> bool:
         """See PointStore. One short transaction a call."""
@@ -354,18 +376,18 @@ class SqliteStore:
             return False
         needed = self._tail.first_log_no(besides=())
         keep_from = self._next_log_no if needed is None else needed
-        with write_transaction(self._writer, "purging a deleted run"):
+        with self._write("purging a deleted run"):
             self._writer.execute("DELETE FROM log WHERE log_no < ?", (keep_from,))
             is_done = tile_table.purge(self._writer, self._unpurged[-1])
         self._forget_log_rows(keep_from)
-        self._wal.wrote(0)
+        self._wrote(0)
         if is_done:
             self._unpurged.pop()
         return bool(self._unpurged)
 
     def close(self) -> None:
-        """See PointStore."""
-        if self._lock is None:
+        """See PointStore. After a failed sync nothing is closed: SQLite would checkpoint."""
+        if self._lock is None or self._failure is not None:
             return
         self._readers.close()
         writer: Any = getattr(self, "_writer", None)
