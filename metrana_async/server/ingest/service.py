@@ -23,7 +23,6 @@ from metrana_async.server.ingest.liveness import ProcessWatch, is_live
 from metrana_async.server.ingest.numbers import Numbers
 from metrana_async.server.ingest.requests import Request, RequestJudge, read_request
 from metrana_async.server.ingest.rules.verdict import Writers
-from metrana_async.server.ingest.run_names import generate_run_name
 from metrana_async.server.ingest.seeds import make_seeds
 from metrana_async.server.store.base import Commit, PointStore, RunContents, SealUnit
 from metrana_async.wire import limits
@@ -36,6 +35,7 @@ from metrana_async.wire.messages import (
     OpenRequest,
 )
 from metrana_async.wire.run_life import RunChange
+from metrana_async.wire.run_names import generate_run_name
 
 _RUNS_CHECK_MS: Final = 5_000
 _RUN_IDLE_MS: Final = 600_000
