@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from typing import Any, TypeVar
 
 from metrana_async.query.results import RunInfo
@@ -34,6 +34,8 @@ class BlockingStatisticsQueries(ABC):
         to: int | None = None,
         fn: Names | None = None,
         exact: bool = True,
+        pad: float = 0.0,
+        if_version: Buckets | Iterable[str] | None = None,
         scale: str | None = None,
         labels: Mapping[str, str] | None = None,
         env_id: str | None = None,
@@ -52,6 +54,8 @@ class BlockingStatisticsQueries(ABC):
                 to=to,
                 fn=fn,
                 exact=exact,
+                pad=pad,
+                if_version=if_version,
                 scale=scale,
                 labels=labels,
                 env_id=env_id,

@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
 import orjson
 
 from metrana_async.query import statistics_results as results
@@ -50,6 +51,8 @@ class StatisticsQueries(ABC):
         to: int | None = None,
         fn: Names | None = None,
         exact: bool = True,
+        pad: float = 0.0,
+        if_version: Buckets | Iterable[str] | None = None,
         scale: str | None = None,
         labels: Mapping[str, str] | None = None,
         env_id: str | None = None,
@@ -72,6 +75,12 @@ class StatisticsQueries(ABC):
             to: last x, inclusive.
             fn: mean, min, max, first, last, sum, std; None = all. Counts always come with them.
             exact: answer a curve of at most 2n points by its points.
+            pad: 0..1; how much more to answer before `from_` and behind `to`, as a share of the
+                window, so that smoothing begins outside it. With it a curve is answered by its
+                points where there are at most 2n(1 + 2 pad) of them, and 2n in the window itself.
+            if_version: the answer that is there already (or the versions of its lines): lines that
+                have not changed come without rows, others only from where they changed, if the
+                server still knows; `Buckets.updated_by` puts both together.
             scale: as in `aggregate`.
             labels: exactly the labels of the series.
             env_id: read the RL series of this environment; None = standard series.
@@ -95,6 +104,8 @@ class StatisticsQueries(ABC):
             to_x=plain(to),
             functions=_names(fn),
             exact=exact,
+            pad=pad.item() if isinstance(pad, np.generic) else pad,
+            if_version=_versions(if_version),
             scale=scale,
             labels=labels,
             env_id=env_id,
@@ -318,6 +329,10 @@ def _names(names: Any) -> Any:
     if isinstance(names, str):
         return [names]
     return list(names) if isinstance(names, Iterable) else names
+
+
+def _versions(had: Any) -> Any:
+    return had.versions if isinstance(had, Buckets) else _names(had)
 
 
 def _range(bounds: Any) -> Any:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 
 from metrana_async.errors import ProtocolError, UsageError
 from metrana_async.query.results import ColumnTable, readable
-from metrana_async.wire.answers import Column, Columns
+from metrana_async.wire.answers import Column, Columns, narrowest
 from metrana_async.wire.model import FloatArray, Int64Array
 
 
@@ -64,6 +64,10 @@ class BucketLine:
         exact: whether its rows are its points (of a merge series its steps), not buckets.
         points_count: points in the window, NaN and infinities among them.
         x_first, x_last: of the first and last point in the window; None without any.
+        version: of its rows, for `if_version`; None where it is not found.
+        unchanged: whether the reader has this version: then it has no rows here.
+        revised_from: its rows here replace those of the reader's version from this x on, and
+            before it nothing changed; None = its rows here are all there are.
     """
 
     run: str
@@ -75,6 +79,14 @@ class BucketLine:
     points_count: int
     x_first: int | None
     x_last: int | None
+    version: str | None = None
+    unchanged: bool = False
+    revised_from: int | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all its rows are here."""
+        return not self.unchanged and self.revised_from is None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,7 +99,7 @@ class Buckets(ValueTable):
         lines: the curves; `line` holds positions in it.
         axis: what x counts.
         width: of every bucket, a power of two; edges are multiples of it.
-        first_edge, buckets_count: the grid over the window.
+        first_edge, buckets_count: the grid over the window and its padding.
         x: lower edge of the bucket; in an exact line the point's own x.
         x_first, x_last: of the first and last point in the bucket.
         count: finite values.
@@ -120,12 +132,54 @@ class Buckets(ValueTable):
         first, end = np.searchsorted(self.line, (line, line + 1))
         return {name: column[first:end] for name, column in self.columns().items()}
 
+    @property
+    def versions(self) -> list[str]:
+        """The versions of the lines that were found."""
+        return [line.version for line in self.lines if line.version is not None]
+
+    def updated_by(self, newer: Buckets) -> Buckets:
+        """These curves as they are now: `newer` is the answer to ``if_version=`` these.
+
+        Raises:
+            UsageError: `newer` builds on curves that are not these, or these are not complete.
+        """
+        ours = {(line.run_uid, line.metric): at for at, line in enumerate(self.lines)}
+        parts = []
+        for at, line in enumerate(newer.lines):
+            rows = newer.of(at)
+            if not line.is_complete:
+                before = ours.get((line.run_uid, line.metric))
+                if before is None or not self.lines[before].is_complete:
+                    raise UsageError(
+                        f"what {line.metric!r} of run {line.run!r} was before is not all here",
+                        hint="update the answer whose versions were asked about",
+                    )
+                kept = self.of(before)
+                end = len(kept["x"])
+                if line.revised_from is not None:
+                    end = int(np.searchsorted(kept["x"], line.revised_from))
+                rows = {name: np.concatenate([kept[name][:end], rows[name]]) for name in rows}
+            parts.append({**rows, "line": np.full(len(rows["x"]), at, dtype=np.int64)})
+        columns: dict[str, Any] = {
+            name: np.concatenate([part[name] for part in parts]) for name in parts[0]
+        }
+        values = {name: narrowest(columns.pop(name)) for name in newer.values}
+        lines = tuple(replace(x, unchanged=False, revised_from=None) for x in newer.lines)
+        return replace(newer, lines=lines, values=values, **columns)
+
     def dense(self, name: str) -> FloatArray:
         """A column on the whole grid, float64 [lines, buckets_count]; NaN in empty buckets.
 
         Raises:
-            UsageError: a line is exact, so its rows are no buckets; ask with ``exact=False``.
+            UsageError: a line is exact, so its rows are no buckets; ask with ``exact=False``. Or
+                a line has only what changed: see `updated_by`.
         """
+        for line in self.lines:
+            if not line.is_complete:
+                raise UsageError(
+                    f"of {line.metric!r} of run {line.run!r} there is only what changed",
+                    hint="before.updated_by(this) has everything",
+                )
         exact = [line for line in self.lines if line.exact and line.points_count]
         if exact:
             raise UsageError(
@@ -309,7 +363,8 @@ def rl_info_from(content: Any) -> RLInfo:
 
 def _line_from(row: Any) -> BucketLine:
     facts = {"points_count": 0, "x_first": None, "x_last": None, **row}
-    return BucketLine(**{field.name: facts[field.name] for field in fields(BucketLine)})
+    names = [field.name for field in fields(BucketLine)]
+    return BucketLine(**{name: facts[name] for name in names if name in facts})
 
 
 def _integers(answer: Columns, table: type[ValueTable]) -> dict[str, Any]:

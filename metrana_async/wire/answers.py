@@ -99,7 +99,7 @@ def encode_columns(
         descriptor, data = (
             pack_integers(column)  # type: ignore[arg-type]  # mypy does not narrow by dtype
             if is_integers
-            else pack_floats(_narrowest(column))  # type: ignore[arg-type]  # as above
+            else pack_floats(narrowest(column))  # type: ignore[arg-type]  # as above
         )
         described.append((name, descriptor))
         chunks += (data, bytes(-len(data) % _ALIGN))
@@ -108,7 +108,7 @@ def encode_columns(
     return b"".join([len(header).to_bytes(4, "little"), header, padding, *chunks])
 
 
-def _narrowest(values: FloatArray) -> FloatArray:
+def narrowest(values: FloatArray) -> FloatArray:
     """The values as float32 where that changes none of them (NaN stays NaN)."""
     if values.dtype == np.float32:
         return values

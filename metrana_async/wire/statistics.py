@@ -5,7 +5,8 @@ Endpoints (all POST, a `StatisticsQuery` as JSON; paths under ``/api/v1``):
 =============================  ==========================================  =====================
 path                           reads                                       answer
 =============================  ==========================================  =====================
-``/query/buckets``             runs, metrics, axis, window, buckets        columns, lines
+``/query/buckets``             runs, metrics, axis, window, pad, buckets,  columns, lines
+                               if_version
 ``/query/group_runs``          runs, metric, by, axis, window, buckets     columns, groups
 ``/query/rl_info``             the run                                     JSON object
 ``/query/environment_table``   the run, metrics, at, functions, order_by   columns, environments
@@ -51,8 +52,10 @@ class StatisticsQuery:
         generation: of that episode, one that a restart superseded.
         axis: what x counts, one of `AXES`.
         from_x, to_x: first and last x, inclusive; None = wherever the points begin and end.
+        pad: how much more to answer on each side where the window is cut, as a share of it.
         buckets: n; between n and 2n buckets cover the window. None = every x by itself.
         exact: whether a line with at most 2n points is answered by its points.
+        if_version: versions of lines that the reader has; None = none, and it will not come back.
         first: how points of a member (environment, run) are reduced to one number.
         functions: statistics to answer.
         over: what x counts across environments, one of `OVER`.
@@ -78,8 +81,10 @@ class StatisticsQuery:
     axis: str = "step"
     from_x: int | None = None
     to_x: int | None = None
+    pad: float = 0.0
     buckets: int | None = None
     exact: bool = True
+    if_version: list[str] | None = None
     first: str | None = None
     functions: list[str] | None = None
     over: str = "rl_step"
@@ -174,7 +179,8 @@ _CHECKS: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
         ("workspace", "project", "scale", "env_id", "first", "order_by"), (_is_text, "a str")
     ),
     **dict.fromkeys(
-        ("runs", "metrics", "env_ids", "functions", "by"), (_is_texts, "a sequence of str")
+        ("runs", "metrics", "env_ids", "functions", "by", "if_version"),
+        (_is_texts, "a sequence of str"),
     ),
     "labels": (_is_labels, "a mapping of str to str"),
     "env_where": (_is_mapping, "a mapping of attribute paths to values"),
@@ -186,6 +192,7 @@ _CHECKS: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
         lambda value: _is_natural(value) and 1 <= value <= limits.BUCKETS_COUNT,
         f"an integer from 1 to {limits.BUCKETS_COUNT}",
     ),
+    "pad": (lambda value: type(value) in (int, float) and 0 <= value <= 1, "a number from 0 to 1"),
     "limit": (lambda value: _is_natural(value) and value > 0, "an integer from 1"),
     "axis": _one_of(AXES),
     "over": _one_of(OVER),
@@ -193,7 +200,9 @@ _CHECKS: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
 }
 _NAMES_IN_CALLS: Final = {"from_x": "from_", "to_x": "to", "buckets": "n", "functions": "fn"}
 _FIELDS: Final = dataclasses.fields(StatisticsQuery)
-_REQUIRED: Final = ("workspace", "runs", "metrics", "by", "axis", "over", "at", "all_envs", "exact")
+_REQUIRED: Final = (
+    *("workspace", "runs", "metrics", "by", "axis", "over", "at", "all_envs", "exact", "pad"),
+)
 
 
 def _check_types(query: StatisticsQuery) -> None:

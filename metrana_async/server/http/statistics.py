@@ -11,7 +11,7 @@ from typing import Final
 import orjson
 
 from metrana_async.server.http.endpoint import Answer, Endpoint
-from metrana_async.server.query import environments, statistics
+from metrana_async.server.query import curves, environments, statistics
 from metrana_async.server.query.service import QueryService
 from metrana_async.wire.answers import encode_columns
 from metrana_async.wire.messages import COLUMNS_TYPE
@@ -38,7 +38,7 @@ def _columns(table: statistics.Table) -> Answer:
 
 
 def _buckets(service: QueryService, query: StatisticsQuery) -> Answer:
-    return _columns(statistics.buckets(service, query))
+    return _columns(curves.buckets(service, query))
 
 
 def _group_runs(service: QueryService, query: StatisticsQuery) -> Answer:

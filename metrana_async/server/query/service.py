@@ -4,8 +4,9 @@ Every read is complete at the moment it is made: it sees every commit that has r
 sampled, and is refused when the answer would pass `limits.ANSWER_ROWS`. The store finds rows,
 `resolve` says which are visible, `aggregate` reduces them; here they meet.
 
-`QueryService` may be used from any number of threads. It keeps nothing but catalogues and the
-threads that heavy reads run on, so that no read ever holds up an event loop.
+`QueryService` may be used from any number of threads. It keeps catalogues, what readers of curves
+have got lately, and the threads that heavy reads run on, so that no read ever holds up an event
+loop.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from metrana_async.server.query.resolve import (
     merge_rows,
     merge_steps,
 )
+from metrana_async.server.query.versions import KeptVersions
 from metrana_async.server.store.base import (
     PointStore,
     RunContents,
@@ -100,6 +102,7 @@ class QueryService:
 
     def __init__(self, store: PointStore) -> None:
         self.store = self._store = store
+        self.versions = KeptVersions()
         self._catalogues = Catalogues(store)
         self._threads = ThreadPoolExecutor(_THREADS_COUNT, thread_name_prefix="metrana-query")
 

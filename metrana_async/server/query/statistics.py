@@ -1,7 +1,7 @@
-"""Curves of many runs: bucketed on one grid, and runs in groups.
+"""Runs in groups: statistics across them, at each x or bucket; and what curves share with that.
 
-Every point of the window takes part, one line at a time: a line is read, summarised at a level that
-suits it, and brought to the common grid when all lines are known.
+Every point of the window takes part, one run at a time: a run is read, summarised at a level that
+suits it, and brought to the common grid when all runs are known.
 """
 
 from __future__ import annotations
@@ -10,13 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import numpy as np
-
 from metrana_async.errors import InvalidQueryError, NotFoundError, UnsupportedAggregationError
 from metrana_async.server.query import across, aggregate, groups
 from metrana_async.server.query import buckets as grid
 from metrana_async.server.query.buckets import Buckets, Treatment
-from metrana_async.server.query.line_points import LinePoints, line_points
+from metrana_async.server.query.line_points import line_points
 from metrana_async.server.query.near_names import nearest
 from metrana_async.server.query.service import QueryService
 from metrana_async.server.store.base import RunRow
@@ -24,9 +22,7 @@ from metrana_async.wire import limits
 from metrana_async.wire.model import FloatArray, Int64Array
 from metrana_async.wire.statistics import StatisticsQuery
 
-BUCKETS_DEFAULT: Final = 500
 GROUP_FUNCTIONS: Final = ("mean", "std", "min", "max")
-_MERGE_LACKS: Final = tuple(f for f in grid.FUNCTIONS if f not in aggregate.MERGE_FUNCTIONS)
 
 Facts = dict[str, Any]
 
@@ -40,26 +36,16 @@ class Table:
 
 
 @dataclass(slots=True)
-class _Line:
-    """One curve while an answer is made; `summary` is None where the run has no such series."""
-
-    facts: Facts
-    summary: Buckets | None = None
-    is_exact: bool = False
-    is_merge: bool = False
-    treatment: Treatment = Treatment.BUCKET
-
-
-@dataclass(slots=True)
-class _Window:
+class Window:
     """The x that an answer spans: what was asked for, else what was found."""
 
     query: StatisticsQuery
     found: list[int] = field(default_factory=list)
 
-    def see(self, points: LinePoints) -> None:
-        if len(points.x):
-            self.found += (int(points.x.min()), int(points.x.max()))
+    def see(self, x: Int64Array) -> None:
+        """Take the x of a line's points into account."""
+        if len(x):
+            self.found += (int(x.min()), int(x.max()))
 
     def level(self, buckets_count: int) -> int:
         """The grid's level for what was seen until now; it only ever rises."""
@@ -67,61 +53,13 @@ class _Window:
 
     @property
     def bounds(self) -> tuple[int, int]:
+        """First and last x of the window."""
         first, last = self.query.from_x, self.query.to_x
         if first is None:
             first = min(self.found, default=0 if last is None else last)
         if last is None:
             last = max(self.found, default=first)
         return first, max(first, last)
-
-
-def buckets(service: QueryService, query: StatisticsQuery) -> Table:
-    """Every metric of every run as a line, all on one grid.
-
-    A line with at most 2n points in the window is answered by its points, unless the query says
-    otherwise; a merge series by its steps.
-
-    Raises:
-        NotFoundError: no run has any of the series; where only some lack it, their line says so.
-        InvalidQueryError: more lines than `limits.LINES_COUNT`.
-        UnsupportedAggregationError: a function that buckets, or a merge series, do not offer.
-    """
-    functions = _bucket_functions(query)
-    runs = find_runs(service, query)
-    if not query.metrics:
-        raise InvalidQueryError("the query names no metric")
-    if query.all_envs:
-        raise InvalidQueryError(
-            "buckets are of one environment",
-            hint="name the env_id, or read statistics across environments",
-        )
-    lines_count = len(runs) * len(query.metrics)
-    if lines_count > limits.LINES_COUNT:
-        raise InvalidQueryError(
-            f"{len(runs)} runs × {len(query.metrics)} metrics are {lines_count} lines, more than "
-            f"an answer's {limits.LINES_COUNT}",
-            hint="ask for fewer runs or metrics at a time",
-        )
-    n = query.buckets or BUCKETS_DEFAULT
-    window, lines, missing = _Window(query), [], []
-    for run in runs:
-        for metric in query.metrics:
-            line = _Line({"run": run.name, "run_uid": run.run_uid, "project": run.project})
-            line.facts["metric"] = metric
-            lines.append(line)
-            try:
-                points = line_points(service, run, metric, query)
-            except NotFoundError as error:
-                missing.append(error)
-                continue
-            if points.is_merge:
-                for function in query.functions or ():
-                    aggregate.check_function(function, is_merge=True)
-            window.see(points)
-            _summarise(line, points, window, n)
-    if len(missing) == len(lines):
-        raise missing[0]
-    return _bucket_table(query, lines, window, functions)
 
 
 def group_runs(service: QueryService, query: StatisticsQuery) -> Table:
@@ -138,7 +76,7 @@ def group_runs(service: QueryService, query: StatisticsQuery) -> Table:
     described = [service.run(run) for run in runs]
     keys, group_of_run = groups.partition(_run_keys(described, query.by))
     treatment = Treatment.AGGREGATE if query.buckets is None else Treatment.BUCKET
-    window = _Window(query)
+    window = Window(query)
     parts: dict[int, tuple[Buckets, str]] = {}
     missing = []
     for at, run in enumerate(runs):
@@ -147,7 +85,7 @@ def group_runs(service: QueryService, query: StatisticsQuery) -> Table:
         except NotFoundError as error:
             missing.append(error)
             continue
-        window.see(points)
+        window.see(points.x)
         level = 0 if query.buckets is None else window.level(query.buckets)
         made = grid.summarise(points.x, points.value, level, line=points.line, treatment=treatment)
         parts[at] = made, _first_stage(query, is_merge=points.is_merge)
@@ -219,80 +157,6 @@ def check_rows(rows_count: int, query: StatisticsQuery) -> None:
 
 
 # --- parts ---------------------------------------------------------------------------------------
-def _bucket_functions(query: StatisticsQuery) -> list[str]:
-    functions = list(dict.fromkeys(query.functions or grid.FUNCTIONS))
-    for function in functions:
-        if function not in grid.FUNCTIONS:
-            raise UnsupportedAggregationError(
-                f"{function!r} is not offered of buckets; offered are "
-                f"{', '.join(grid.FUNCTIONS)}; counts always come with them"
-            )
-    return functions
-
-
-def _summarise(line: _Line, points: LinePoints, window: _Window, n: int) -> None:
-    x, value = points.x, points.value
-    line.is_merge = points.is_merge
-    rows_count = len(np.unique(x)) if points.is_merge else len(x)
-    line.is_exact = window.query.exact and rows_count <= 2 * n
-    if line.is_exact and not points.is_merge:
-        line.treatment = Treatment.AGGREGATE  # a point shows as it is
-        line.summary = grid.points_as_rows(x, value)
-    else:
-        line.summary = grid.summarise(x, value, 0 if line.is_exact else window.level(n))
-
-
-def _bucket_table(
-    query: StatisticsQuery, lines: Sequence[_Line], window: _Window, functions: Sequence[str]
-) -> Table:
-    level = window.level(query.buckets or BUCKETS_DEFAULT)
-    parts: list[dict[str, Any]] = []
-    for at, line in enumerate(lines):
-        made = line.summary
-        line.facts |= {"found": made is not None, "exact": line.is_exact}
-        if made is None:
-            continue
-        if not line.is_exact:
-            made = grid.coarsen(made, level)
-        line.facts |= {
-            "points_count": int(made.points_count.sum()),
-            "x_first": int(made.x_first[0]) if len(made) else None,
-            "x_last": int(made.x_last[-1]) if len(made) else None,
-        }
-        parts.append(_line_columns(at, line, made, functions))
-    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    first, last = window.bounds
-    facts = {
-        "lines": [line.facts for line in lines],
-        "functions": list(functions),
-        "axis": query.axis,
-        "width": 1 << level,
-        "first_edge": (first >> level) << level,
-        "buckets_count": (last >> level) - (first >> level) + 1 if window.found else 0,
-    }
-    return Table(columns, facts)
-
-
-def _line_columns(
-    at: int, line: _Line, made: Buckets, functions: Sequence[str]
-) -> dict[str, Int64Array | FloatArray]:
-    values = grid.value_columns(made, functions, treatment=line.treatment)
-    if line.is_merge:
-        for function in set(functions) & set(_MERGE_LACKS):
-            values[function] = np.full(len(made), np.nan)
-    return {
-        "line": np.full(len(made), at, dtype=np.int64),
-        "x": made.x,
-        "x_first": made.x_first,
-        "x_last": made.x_last,
-        "count": made.partials.finite_count,
-        "nan_count": made.partials.nan_count,
-        "positive_inf_count": made.partials.positive_inf_count,
-        "negative_inf_count": made.partials.negative_inf_count,
-        **values,
-    }
-
-
 def _first_stage(query: StatisticsQuery, *, is_merge: bool) -> str:
     """How a run's points at one x become one number; without a word, a merge step reads as last."""
     first = query.first or ("last" if is_merge else "mean")
