@@ -27,6 +27,7 @@ class Client:
         self.frames: list[bytes] = []
         self.acked = 0
         self.duplicates = 0
+        self.ended: Exception | None = None
 
     def open(self) -> None:
         """Join, or join again; the server may know more batches than it told, never fewer."""

@@ -60,6 +60,8 @@ class Server:
         self.home = Home("proj", str(data_dir))
         self.data_dir = data_dir
         self.process: subprocess.Popen[str] | None = None
+        self.pid = 0
+        self.said = ""
 
     # --- life --------------------------------------------------------------------------------
     def start(self, *wrapper: str, options: Sequence[str] = ()) -> bool:
@@ -70,7 +72,10 @@ class Server:
             [*wrapper, *words, *options], stderr=subprocess.PIPE, text=True, cwd=ROOT
         )
         self.said = self.process.stderr.readline()
-        return " on http" in self.said
+        is_up = " on http" in self.said
+        # Its own word: under a wrapper the process that was started is another.
+        self.pid = int(self.said.split()[2]) if is_up else self.process.pid
+        return is_up
 
     def start_with_fault(self, fault: str, trace: Path, *, calls: str | None = None) -> bool:
         """Start under strace: `fault` is what its `inject` is given; see `has_fired`."""
@@ -81,11 +86,6 @@ class Server:
             *("strace", "-f", "-qqq", "-o", str(trace), f"-etrace={names}", "-esignal=none"),
             *(f"-einject={fault}", *files),
         )
-
-    @property
-    def pid(self) -> int:
-        """Of the server itself, also under a wrapper."""
-        return int(self.home.card["pid"])
 
     def send_signal(self, number: int) -> None:
         os.kill(self.pid, number)
@@ -111,10 +111,11 @@ class Server:
     def clear(self) -> None:
         """End whatever is left, and its files beside the store."""
         if self.process is not None:
+            # The server first: a wrapper that is killed leaves it alive.
+            self.home.end_server()
             self.process.kill()
             self.process.communicate()
             self.process = None
-        self.home.end_server()
         point = locations.meeting_point(self.data_dir)
         for path in (point.card, point.socket, point.lock, point.log):
             if path is not None:
