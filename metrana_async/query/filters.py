@@ -10,6 +10,7 @@ An expression is only text in the making; whatever takes one takes the text as w
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Iterable
 from typing import Any, Final
@@ -49,7 +50,8 @@ class FilterField:
     """A field of runs: ``F.config.lr``, ``F.summary["train/loss"].max``, ``F.tags``.
 
     Compared with a value it gives a `Filter`. Names that are no Python identifier, or that are
-    methods here, go in brackets: ``F.config["batch size"]``.
+    methods here, go in brackets: ``F.config["batch size"]``; so do places in a list:
+    ``F.config.encoder[0]``.
     """
 
     __slots__ = ("_text",)
@@ -62,7 +64,9 @@ class FilterField:
             raise AttributeError(name)
         return self[name]
 
-    def __getitem__(self, name: str) -> FilterField:
+    def __getitem__(self, name: str | int) -> FilterField:
+        if not isinstance(name, str):
+            return FilterField(f"{self._text}[{operator.index(name)}]")
         part = name if _BARE.fullmatch(name) else "`" + name.replace("`", "``") + "`"
         return FilterField(f"{self._text}.{part}" if self._text else part)
 

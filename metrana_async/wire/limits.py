@@ -43,3 +43,7 @@ BUCKETS_COUNT: Final = 4096
 # A filter of runs: characters, and levels of parentheses and `not`.
 FILTER_CHARS: Final = 16_384
 FILTER_DEPTH: Final = 100
+# Its regular expressions: characters of one, and characters looked at by all of a filter, where a
+# step that was not taken before counts for more.
+PATTERN_CHARS: Final = 1_000
+PATTERN_WORK: Final = 20_000_000

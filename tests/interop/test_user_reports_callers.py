@@ -18,11 +18,13 @@ import pytest
 import metrana_async
 import metrana_sync_shim as metrana
 from metrana_async.errors import (
+    InvalidQueryError,
     InvalidTypeError,
     NotInitializedError,
     RunClosedError,
     ValidationError,
 )
+from metrana_async.query import F
 from metrana_async.testing import FaultyTransport, MemoryServer
 
 from .faults import faulty_transport
@@ -384,6 +386,44 @@ def test_us79_nested_values_and_configuration(place):
     assert read["lr"] == 1e-4
     assert (read["path"], read["enum"], read["order"]) == ("/x", "A", [3, 1, 2])
     assert (read["encoder/0"], read["encoder/1/n"]) == ("linear", 2)
+
+
+def test_us79_items_of_lists_are_filtered_by(place):
+    """encoder[0] == 'linear' finds the run, in the language and built in Python, and no other."""
+    configs = {
+        "mixed": {"encoder": ["linear", {"n": 2}], "lr": 1e-4, "flag": False, "max_iter": None},
+        "plain": {"encoder": ["conv", "linear"], "lr": 3, "path": Path("/x"), "enum": Kind.A},
+        "nested": {"encoder": [["lstm", "conv"], "conv"], "order": [3, 1, 2]},
+        "none": {"other": ["linear"]},
+    }
+    for name, config in configs.items():
+        place.init(run_name=name, config=config).close()
+    cases = [
+        ("config.encoder[0] = 'linear'", F.config.encoder[0] == "linear", ["mixed"]),
+        ("config.encoder[-1] = 'linear'", F.config.encoder[-1] == "linear", ["plain"]),
+        ("config.encoder[-1].n >= 2", F.config.encoder[-1].n >= 2, ["mixed"]),
+        ("config.encoder[0][1] = 'conv'", F.config.encoder[0][1] == "conv", ["nested"]),
+        ("config.encoder[1] = 'conv'", F.config.encoder[np.int64(1)] == "conv", ["nested"]),
+        ("config.encoder[2] exists", F.config.encoder[2].exists(), []),
+        ("config.encoder[-3] exists", F.config.encoder[-3].exists(), []),
+        ("config.order[0] = 3", F.config.order[0] == 3, ["nested"]),
+        ("3 in config.order", F.config.order.contains(3), ["nested"]),
+        ("config.lr < 1e-3", F.config.lr < 1e-3, ["mixed"]),
+        ("config.flag = false", F.config.flag == False, ["mixed"]),  # noqa: E712
+        ("config.max_iter = null", F.config.max_iter == None, ["mixed"]),  # noqa: E711
+        ("config.path = '/x'", F.config.path == "/x", ["plain"]),
+        ("config.enum = 'A'", F.config.enum == "A", ["plain"]),
+        ("attributes.config/encoder[0] = 'linear'", F.attributes["config/encoder"][0] == "linear",
+         ["mixed"]),
+    ]  # fmt: skip
+    with place.reader() as reader:
+        for text, built, names in cases:
+            assert [run.name for run in reader.runs(where=text)] == names, text
+            assert [run.name for run in reader.runs(where=built)] == names, str(built)
+        ordered = reader.runs(order_by="-config.encoder[0]")
+        assert [run.name for run in ordered] == ["nested", "mixed", "plain", "none"]
+        with pytest.raises(InvalidQueryError, match="no run has config.encoder.7.*encoder"):
+            reader.runs(where="config.encoder[7] = 'x'")
 
 
 def test_us86_import_and_first_log_are_quick(place):

@@ -12,7 +12,8 @@
     literal = number | 'text' | "text" | true | false | null
 
 A field is a root and a path: ``config.lr``, ``summary.train/loss.max``, ``tags``; a part with
-other characters stands in backticks (doubled inside). A field may have several values (tags, list
+other characters stands in backticks (doubled inside). ``config.encoder[0]`` is an item of a list,
+``config.encoder[-1].n`` what is below the last one. A field may have several values (tags, list
 values, environments): a test holds when it holds for one of them. A test of a field that a run has
 not is false, ``!=`` and ``not in`` as well; ``not (…)`` turns it around.
 
@@ -20,6 +21,8 @@ Types are kept: a number is never compared with a text, and a field that no run 
 not an empty answer. Both are errors that say where, and which names are near. The right side of
 ``and`` and ``or`` is only looked at for the runs that it can still decide, so
 ``config.lr exists and config.lr < 1`` is never a mistake.
+
+Regular expressions are those of `patterns`: whatever somebody asks for, the time is bounded.
 """
 
 from __future__ import annotations
@@ -37,6 +40,7 @@ import numpy.typing as npt
 
 from metrana_async.errors import InvalidQueryError
 from metrana_async.server.query.near_names import near_names
+from metrana_async.server.query.patterns import Pattern, PatternError, TooMuchWorkError, Work
 from metrana_async.wire import limits
 
 BoolArray = npt.NDArray[np.bool_]
@@ -54,12 +58,13 @@ _TOKEN: Final = re.compile(
     r"""\s*(?:
         (?P<number>[+-]?(?:\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?|inf\b|nan\b))
       | (?P<text>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")
-      | (?P<word>(?:[^\W\d][\w/\-@:]*|`(?:[^`]|``)+`)(?:\.(?:[\w/\-@:]+|`(?:[^`]|``)+`))*)
+      | (?P<word>(?:[^\W\d][\w/\-@:]*|`(?:[^`]|``)+`)
+            (?:\.(?:[\w/\-@:]+|`(?:[^`]|``)+`)|\[-?\d{1,9}\])*)
       | (?P<sign><=|>=|!=|==|[=<>~(),])
     )""",
     re.VERBOSE,
 )
-_PART: Final = re.compile(r"`(?:[^`]|``)+`|[^.`]+")
+_PART: Final = re.compile(r"`(?:[^`]|``)+`|\[-?\d+\]|[^.`\[]+")
 _KEYWORDS: Final = ("and", "or", "not", "in", "exists")
 _CONSTANTS: Final[dict[str, Literal]] = {"true": True, "false": False, "null": None}
 _COMPARE: Final[dict[str, Callable[[Any, Any], bool]]] = {
@@ -82,6 +87,7 @@ class Field(NamedTuple):
         root: one of `PLAIN_ROOTS` or `PATH_ROOTS`.
         path: what follows the root, dots kept; "" for plain roots. Of a summary: the metric.
         function: of a summary, one of `FUNCTIONS`.
+        below: what is meant of the path's value: positions in lists, and keys of objects in them.
     """
 
     text: str
@@ -89,6 +95,7 @@ class Field(NamedTuple):
     root: str
     path: str = ""
     function: str = ""
+    below: tuple[int | str, ...] = ()
 
 
 class RunColumns(Protocol):
@@ -114,7 +121,7 @@ class FieldTest:
     field: Field
     sign: str
     wanted: tuple[Literal, ...] = ()
-    pattern: re.Pattern[str] | None = None
+    pattern: Pattern | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,24 +312,29 @@ class _Reader:
 def _field(token: _Token) -> Field:
     """Split a field into root, path and function."""
     parts = _PART.findall(token.text)
-    names = [p[1:-1].replace("``", "`") if p[0] == "`" else p for p in parts]
-    root = names[0]
+    root, *names = [p[1:-1].replace("``", "`") if p[0] == "`" else p for p in parts]
     if root in PLAIN_ROOTS:
-        if len(names) > 1:
+        if names:
             raise mistake(token.position, f"{root!r} has nothing below it ({token.text})")
         return Field(token.text, token.position, root)
     if root not in PATH_ROOTS:
         near = near_names(root, (*PLAIN_ROOTS, *PATH_ROOTS), n=2)
         hint = f"did you mean {' or '.join(near)}?" if near else f"fields are {_roots_text()}"
         raise mistake(token.position, f"there is no field {root!r}", hint=hint)
-    if len(names) == 1:
+    is_place = [part.startswith("[") for part in parts[1:]]
+    end = is_place.index(True) if True in is_place else len(names)
+    if end == 0:
         raise mistake(token.position, f"{root!r} needs a name below it, as in {root}.x")
-    function = ""
-    if root == "summary":
-        function = "last"
-        if len(names) > 2 and parts[-1] in FUNCTIONS:
-            function = names.pop()
-    return Field(token.text, token.position, root, ".".join(names[1:]), function)
+    if root != "summary":
+        below = tuple(
+            int(name[1:-1]) if is_number else name
+            for name, is_number in zip(names[end:], is_place[end:], strict=True)
+        )
+        return Field(token.text, token.position, root, ".".join(names[:end]), below=below)
+    if end < len(names):
+        raise mistake(token.position, f"a metric has no {names[end]}; its name stands in backticks")
+    function = names.pop() if len(names) > 1 and parts[-1] in FUNCTIONS else "last"
+    return Field(token.text, token.position, root, ".".join(names), function)
 
 
 def _roots_text() -> str:
@@ -342,13 +354,13 @@ def _literal(token: _Token) -> Literal:
     raise mistake(token.position, f"a value is missing before {seen}", hint=hint)
 
 
-def _pattern(literal: Literal, position: int) -> re.Pattern[str]:
+def _pattern(literal: Literal, position: int) -> Pattern:
     if not isinstance(literal, str):
         raise mistake(position, f"~ takes a regular expression in quotes, not {literal!r}")
     try:
-        return re.compile(literal)
-    except re.error as error:
-        raise mistake(position, f"{literal!r} is no regular expression: {error}") from error
+        return Pattern(literal)
+    except PatternError as error:
+        raise mistake(position, f"{literal!r:.80} is no regular expression: {error}") from error
 
 
 def _wanted(
@@ -380,39 +392,39 @@ def select_runs(node: Node, columns: RunColumns) -> BoolArray:
     """Which runs the filter holds for: bool [runs].
 
     Raises:
-        InvalidQueryError: a field is of another type than it is compared with, or in no run.
+        InvalidQueryError: a field is of another type than it is compared with, or in no run; or
+            the regular expressions are too much work.
     """
-    return _select(node, columns, np.arange(len(columns), dtype=np.int64))
+    return _select(node, columns, np.arange(len(columns), dtype=np.int64), Work())
 
 
-def _select(node: Node, columns: RunColumns, rows: npt.NDArray[np.int64]) -> BoolArray:
+def _select(node: Node, columns: RunColumns, rows: npt.NDArray[np.int64], work: Work) -> BoolArray:
     """Which of `rows` the node holds for; bool [len(columns)], False elsewhere."""
     held = np.zeros(len(columns), dtype=np.bool_)
     if isinstance(node, Not):
         held[rows] = True
-        return held & ~_select(node.part, columns, rows)
+        return held & ~_select(node.part, columns, rows, work)
     if isinstance(node, All):
         held[rows] = True
         for part in node.parts:
-            held = _select(part, columns, np.flatnonzero(held))
+            held = _select(part, columns, np.flatnonzero(held), work)
         return held
     if isinstance(node, Any_):
         for part in node.parts:
-            held |= _select(part, columns, rows[~held[rows]])
+            held |= _select(part, columns, rows[~held[rows]], work)
         return held
-    held[rows] = _hold(node, columns, rows.tolist())
+    held[rows] = _hold(node, columns, rows.tolist(), work)
     return held
 
 
-def _hold(test: FieldTest, columns: RunColumns, rows: list[int]) -> list[bool]:
+def _hold(test: FieldTest, columns: RunColumns, rows: list[int], work: Work) -> list[bool]:
     """Whether the test holds, for each of `rows`."""
     found = columns.values(test.field, rows)
     if test.sign == "exists":
         return [bool(values) for values in found]
     _check_kinds(test, columns, found)
     if test.pattern is not None:
-        search = test.pattern.search
-        return [any(isinstance(v, str) and search(v) for v in values) for values in found]
+        return _found(test, test.pattern, found, work)
     if test.sign == "in":
         return [any(_equal(v, w) for v in values for w in test.wanted) for values in found]
     if test.sign in ("not in", "!="):
@@ -425,6 +437,21 @@ def _hold(test: FieldTest, columns: RunColumns, rows: list[int]) -> list[bool]:
         return [any(_equal(v, wanted) for v in values) for values in found]
     compare, kind = _COMPARE[test.sign], _kind(wanted)
     return [any(_kind(v) == kind and compare(v, wanted) for v in values) for values in found]
+
+
+def _found(
+    test: FieldTest, pattern: Pattern, found: list[tuple[Any, ...]], work: Work
+) -> list[bool]:
+    try:
+        return [
+            any(isinstance(v, str) and pattern.search(v, work) for v in values) for values in found
+        ]
+    except TooMuchWorkError as error:
+        raise mistake(
+            test.field.position,
+            f"the texts of {test.field.text} are too many or too long for this regular expression",
+            hint="put another condition before it with 'and', or look for less",
+        ) from error
 
 
 def _equal(value: Any, wanted: Literal) -> bool:

@@ -89,17 +89,18 @@ class RunTable:
         if field.root == "summary":
             return self._summary(field, at)
         if field.root == "env":
-            found = [a.value for a in contents.attributes if a.env_no is not None
-                     and a.episode is None and a.path == field.path]  # fmt: skip
-            return tuple(value for each in found for value in _scalars(each))
+            return tuple(
+                value
+                for flat in _by_env(contents).values()
+                for value in _read(flat, field.path, field.below)
+            )
         flat = {a.path: a.value for a in contents.attributes if a.env_no is None}
         if field.root == "attributes":
-            return _scalars(flat[field.path]) if field.path in flat else ()
+            return _read(flat, field.path, field.below)
         if field.root == "config":
-            for path in (field.path, field.path.replace(".", "/")):
-                if runs.CONFIG_PREFIX + path in flat:
-                    return _scalars(flat[runs.CONFIG_PREFIX + path])
-            return ()
+            paths = (field.path, field.path.replace(".", "/"))
+            found = (_read(flat, runs.CONFIG_PREFIX + path, field.below) for path in paths)
+            return next((values for values in found if values), ())
         value = _plain_value(field.root, contents, flat)
         return () if value is None else _scalars(value)
 
@@ -153,6 +154,46 @@ def last_sign_ms(contents: RunContents) -> int:
     if row.state in _END_STATES:
         return row.state_ms
     return max([row.created_ms, *(writer.seen_ms for writer in contents.writers)])
+
+
+def _by_env(contents: RunContents) -> dict[int, dict[str, Any]]:
+    """Attributes of each environment by path; none of single episodes."""
+    found: dict[int, dict[str, Any]] = {}
+    for a in contents.attributes:
+        if a.env_no is not None and a.episode is None:
+            found.setdefault(a.env_no, {})[a.path] = a.value
+    return found
+
+
+def _read(flat: dict[str, Any], path: str, below: tuple[int | str, ...]) -> tuple[Any, ...]:
+    """The values at a path and below it; () where there is nothing.
+
+    A list of plain values is one attribute; of any other list each item has a path of its own.
+    """
+    if path in flat:
+        return _at(flat[path], below)
+    if not below:
+        return ()
+    step, *rest = below
+    if isinstance(step, int) and step < 0:
+        start = len(path) + 1
+        heads = {key[start:].partition("/")[0] for key in flat if key.startswith(f"{path}/")}
+        step += sum(head.isdecimal() for head in heads)
+    return _read(flat, f"{path}/{step}", tuple(rest))
+
+
+def _at(value: Any, below: tuple[int | str, ...]) -> tuple[Any, ...]:
+    """The values of what is below a value; () where there is no such thing."""
+    for step in below:
+        is_there = (
+            isinstance(value, list) and -len(value) <= step < len(value)
+            if isinstance(step, int)
+            else isinstance(value, dict) and step in value
+        )
+        if not is_there:
+            return ()
+        value = value[step]
+    return _scalars(value)
 
 
 def _scalars(value: Any) -> tuple[Any, ...]:

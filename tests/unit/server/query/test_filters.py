@@ -93,6 +93,12 @@ def test_a_filter_finds_its_runs(text, names):
         ("created > 'soon'", 11, "no date"),
         ("config = 1", 1, "needs a name below"),
         ("tags.x = 1", 1, "nothing below"),
+        ("config[0] = 1", 1, "needs a name below"),
+        ("config.a[x] = 1", 9, "means nothing"),
+        ("summary.loss[0] > 1", 1, "backticks"),
+        ("name ~ '(a)\\\\1'", 8, "back reference"),
+        ("name ~ '(?=a)'", 8, "not offered"),
+        ("name ~ 3", 8, "in quotes"),
         ("config.lr < true", 13, "compares numbers"),
         ("3 = config.lr", 3, "'in'"),
     ],
@@ -111,6 +117,24 @@ def test_a_filter_is_bounded():
     with pytest.raises(InvalidQueryError, match="levels"):
         parse_filter("(" * 5000 + "name = 'a'")
     assert parse_filter("(" * 90 + "name = 'a'" + ")" * 90)
+
+
+def test_a_field_says_what_is_below_its_path():
+    """Positions and keys behind a path, negative ones too; before them the path as it was."""
+    field = parse_field("config.net.`a[0]`[-1].x.y[12]")
+    assert (field.path, field.below) == ("net.a[0]", (-1, "x", "y", 12))
+    assert parse_field("config.a.b").below == ()
+    assert parse_field("summary.`a[0]`.max").path == "a[0]"
+
+
+def test_hostile_regular_expressions_do_not_hold_up_the_server():
+    """Those that take `re` for ever are answered; too much work over all runs is refused."""
+    rows = [{"name": ("a" * 5_000 + "!",)} for _ in range(20)]
+    node = parse_filter("name ~ '^(a|a)*$' or name ~ '(a+)+$' or name ~ '(a*a*)*b'")
+    assert not select_runs(node, Columns(rows)).any()
+    many = Columns(rows * (limits.PATTERN_WORK // (20 * 5_000) + 1))
+    with pytest.raises(InvalidQueryError, match="column 1.*too long"):
+        select_runs(parse_filter("name ~ 'b'"), many)
 
 
 def test_without_runs_nothing_is_a_mistake():
