@@ -81,7 +81,7 @@ from metrana_async.run import Run
 from metrana_async.statistics import CloseInfo, Statistics
 
 if TYPE_CHECKING:
-    from metrana_async.query import BlockingQueryClient, F, QueryClient
+    from metrana_async.query import BlockingQueryClient, Episode, F, Latest, QueryClient, RLStep
 
 __all__ = [
     "AuthError",
@@ -91,6 +91,7 @@ __all__ = [
     "ConnectError",
     "DataLossError",
     "DuplicateStep",
+    "Episode",
     "EpisodeRestarted",
     "EpisodeTakenOver",
     "F",
@@ -102,6 +103,7 @@ __all__ = [
     "InvalidStepError",
     "InvalidTypeError",
     "InvalidValueError",
+    "Latest",
     "MetranaError",
     "MetranaWarning",
     "NotFoundError",
@@ -112,6 +114,7 @@ __all__ = [
     "ProtocolError",
     "QueryClient",
     "QueueFullError",
+    "RLStep",
     "RateLimitedError",
     "RejectedError",
     "RlStepDecreased",
@@ -155,7 +158,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Load the query side on first use: training code does not pay for it."""
-    if name in {"QueryClient", "BlockingQueryClient", "F"}:
+    if name in {"QueryClient", "BlockingQueryClient", "F", "Latest", "RLStep", "Episode"}:
         from metrana_async import query
 
         return getattr(query, name)
