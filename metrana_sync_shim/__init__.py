@@ -82,7 +82,7 @@ from metrana_sync_shim.run import Run
 
 if TYPE_CHECKING:
     from metrana_async.query import BlockingQueryClient as QueryClient
-    from metrana_async.query import F
+    from metrana_async.query import Episode, F, Latest, RLStep
 
 __all__ = [
     "AuthError",
@@ -91,6 +91,7 @@ __all__ = [
     "ConnectError",
     "DataLossError",
     "DuplicateStep",
+    "Episode",
     "EpisodeRestarted",
     "EpisodeTakenOver",
     "F",
@@ -102,6 +103,7 @@ __all__ = [
     "InvalidStepError",
     "InvalidTypeError",
     "InvalidValueError",
+    "Latest",
     "MetranaError",
     "MetranaWarning",
     "NotFoundError",
@@ -112,6 +114,7 @@ __all__ = [
     "ProtocolError",
     "QueryClient",
     "QueueFullError",
+    "RLStep",
     "RateLimitedError",
     "RejectedError",
     "RlStepDecreased",
@@ -156,8 +159,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Load the query side on first use: training code does not pay for it."""
-    if name in {"QueryClient", "F"}:
+    if name in {"QueryClient", "F", "Latest", "RLStep", "Episode"}:
         from metrana_async import query
 
-        return query.BlockingQueryClient if name == "QueryClient" else query.F
+        return getattr(query, "BlockingQueryClient" if name == "QueryClient" else name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
