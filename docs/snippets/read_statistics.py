@@ -3,7 +3,7 @@
 import numpy as np
 
 import metrana_sync_shim as metrana
-from metrana_async.query import RLStep
+from metrana_sync_shim import RLStep
 
 rng = np.random.default_rng(0)
 envs = [f"env-{i}" for i in range(64)]

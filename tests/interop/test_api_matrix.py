@@ -31,6 +31,9 @@ def stored(place: Place, name: str) -> dict:
         ledger = reader.ledger(name)
         found["ledger"] = (ledger.visible, ledger.committed, ledger.difference)
         found["environments"] = [str(env) for env in reader.environments(name)]
+        found["attributes"] = sorted(
+            (a.path, repr(a.value), str(a.env_id), str(a.episode)) for a in reader.attributes(name)
+        )
         for series in reader.metrics(name):
             labels = dict(series.labels)
             key = (series.family, series.metric, series.scale, *sorted(labels.items()))
@@ -98,6 +101,8 @@ def check(state: dict) -> None:
     assert values(state, "st/start", "env_step") == [5, 6, 7, 8, 0, 1, 2, 3, 1, 2, 3, 4]
     assert values(state, "st/exact", "env_step") == [0, 4]
     assert values(state, "st/mixed", "env_step") == [0, 1, 0, 1]
+    assert ("seed", "3", "e0", "None") in state["attributes"]
+    assert ("won", "True", "e0", "5") in state["attributes"]
     config, attributes, tags, description, run_state = state["run"]
     assert (
         config["net"]["layers"] == [64, 64] if "net" in config else config["net/layers"] == [64, 64]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -53,3 +54,15 @@ def test_importing_the_client_brings_no_server_and_no_learning_library(name):
         "sqlite3",
     }
     assert "metrana_async.server" not in done.stdout
+    assert "metrana_async.query" not in done.stdout
+
+
+@pytest.mark.parametrize("name", ["metrana_async", "metrana_sync_shim"])
+def test_names_of_reading_come_when_they_are_asked_for(name):
+    """What a program that only logs never asks for is there all the same."""
+    package, query = importlib.import_module(name), importlib.import_module("metrana_async.query")
+    for slice_ in ("Latest", "RLStep", "Episode"):
+        assert getattr(package, slice_) is getattr(query, slice_)
+    assert package.QueryClient.__module__.startswith("metrana_async.query")
+    for public in package.__all__:
+        assert getattr(package, public) is not None
