@@ -11,6 +11,7 @@ import io
 from typing import Final
 
 import aiohttp
+import anyio
 
 from metrana_async.errors import (
     ConnectError,
@@ -43,20 +44,22 @@ class HttpTransport:
         self, path: str, body: bytes, *, timeout_s: float, content_type: str = JSON_TYPE
     ) -> bytes:
         """See Transport."""
-        # aiohttp takes 0 for "for ever"; who has no time left wants the opposite.
         timeout_s = max(timeout_s, _TIMEOUT_MIN_S)
         try:
-            async with self._open_session().post(
-                self._base + path,
-                # A file-like body: aiohttp sends it in slices and lets the loop breathe between.
-                data=io.BytesIO(body),
-                headers={"Content-Type": content_type},
-                timeout=aiohttp.ClientTimeout(
-                    total=timeout_s, sock_connect=min(timeout_s, _CONNECT_TIMEOUT_S)
-                ),
-                allow_redirects=False,
-            ) as response:
-                return await self._read(response)
+            # Our own limit: aiohttp's does not cover the body of an answer that began to arrive
+            # before its request was made (a proxy that mixed answers up), and rounds up.
+            with anyio.fail_after(timeout_s):
+                async with self._open_session().post(
+                    self._base + path,
+                    # A file-like body: aiohttp sends it in slices, the loop breathes in between.
+                    data=io.BytesIO(body),
+                    headers={"Content-Type": content_type},
+                    timeout=aiohttp.ClientTimeout(
+                        total=None, sock_connect=min(timeout_s, _CONNECT_TIMEOUT_S)
+                    ),
+                    allow_redirects=False,
+                ) as response:
+                    return await self._read(response)
         except aiohttp.ServerDisconnectedError as error:
             raise TransportError(f"{self._where}: the connection was cut before an answer") from (
                 error

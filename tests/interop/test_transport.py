@@ -78,3 +78,37 @@ async def test_a_server_that_never_answers_costs_the_timeout_only():
         await asyncio.wait_for(gone.wait(), 10)
         listener.close()
         await listener.wait_closed()
+
+
+@pytest.mark.asyncio
+async def test_an_answer_that_nobody_asked_for_cannot_hold_up_the_next_request():
+    """The beginning of a stray answer on a kept connection: the next request ends in time."""
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    gone = asyncio.Event()
+    strayed = asyncio.Event()
+
+    async def answer_twice(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(head % 2 + b"{}")
+        await asyncio.sleep(0.05)  # so that it arrives when the first answer has been read
+        writer.write(head % 100 + b"{")
+        await writer.drain()
+        strayed.set()
+        await reader.read()
+        writer.close()
+        gone.set()
+
+    listener = await asyncio.start_server(answer_twice, "127.0.0.1", 0)
+    port = listener.sockets[0].getsockname()[1]
+    transport = HttpTransport(ServerAddress(f"http://127.0.0.1:{port}"))
+    try:
+        assert await transport.post("/health", b"", timeout_s=5) == b"{}"
+        await asyncio.wait_for(strayed.wait(), 10)
+        await asyncio.sleep(0.05)  # until the stray bytes are in
+        with pytest.raises(UnavailableError, match="no answer within"):
+            await asyncio.wait_for(transport.post("/health", b"", timeout_s=0.2), 10)
+    finally:
+        await transport.close()
+        await asyncio.wait_for(gone.wait(), 10)
+        listener.close()
+        await listener.wait_closed()
