@@ -1,0 +1,1 @@
+"""Deterministic simulation: the real client and the real server on a virtual clock."""

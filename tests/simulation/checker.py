@@ -1,0 +1,199 @@
+"""What must hold at the end, whatever happened: the facts that a simulation asserts.
+
+The store is the truth. Every check names what it found; a world without a finding is sound.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from metrana_async.server.store.base import RunContents
+from metrana_async.server.store.memory import MemoryStore
+from metrana_async.wire.model import Family
+from tests.simulation.book import Book
+from tests.simulation.client import Client
+
+_CONTIGUOUS = ("automatic", "one", "two")
+
+
+@dataclass
+class Stored:
+    """One stored point."""
+
+    writer_id: str
+    metric: str
+    env_id: str | None
+
+
+@dataclass
+class Findings:
+    """What is wrong, at most a few of each kind in full."""
+
+    texts: list[str] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def add(self, kind: str, text: str) -> None:
+        self.counts[kind] += 1
+        if self.counts[kind] <= 5:
+            self.texts.append(f"{kind}: {text}")
+
+
+def stored_values(store: MemoryStore) -> set[int]:
+    """Every value that is in the store now."""
+    found: set[int] = set()
+    for tables in (store._points, store._segments):
+        for kept in tables.values():
+            for table in kept:
+                found.update(table.value.astype(np.int64).tolist())
+    return found
+
+
+class Checker:
+    """Compares a store with what was logged and with what each client believes."""
+
+    def __init__(
+        self, store: MemoryStore, book: Book, clients: list[Client], rolled_back: set[str]
+    ) -> None:
+        """Make a checker.
+
+        Args:
+            store: what there is at the end.
+            book: what was logged.
+            clients: everybody.
+            rolled_back: the server's generations before its last rollback.
+        """
+        self._store = store
+        self._book = book
+        self._clients = clients
+        self._rolled_back = rolled_back
+        self.findings = Findings()
+        self.stored: dict[int, Stored] = {}
+
+    def check(self) -> list[str]:
+        """Every finding."""
+        for row in self._store.runs():
+            contents = self._store.run_contents(row.run_no)
+            self._read(contents)
+            self._check_counters(contents)
+        for client in self._clients:
+            self._check_client(client)
+        return self.findings.texts
+
+    # --- exactly once, in order, nothing invented ----------------------------------------------
+    def _read(self, contents: RunContents) -> None:
+        writer_ids = {w.writer_no: w.writer_id for w in contents.writers}
+        for series in contents.series:
+            definition = series.definition
+            if definition.family is Family.ENV_STEP:
+                rows: Any = self._store.read_env_steps(series.series_no)
+            else:
+                rows = self._store.read_points(series.series_no)
+            has_envs = definition.family is not Family.STANDARD
+            values = rows.value.astype(np.int64).tolist()
+            last: dict[tuple[str, str | None], int] = {}
+            for value, writer_no, env_no in zip(
+                values, rows.writer_no.tolist(), rows.env_no.tolist(), strict=True
+            ):
+                env_id = contents.env_names[env_no] if has_envs else None
+                self._take(value, Stored(writer_ids[writer_no], definition.metric, env_id))
+                key = (writer_ids[writer_no], env_id)
+                if value <= last.get(key, 0):
+                    self.findings.add("order", f"{value} came after {last[key]} in {key}")
+                last[key] = value
+            self._check_steps(contents, series.definition, rows)
+
+    def _take(self, value: int, stored: Stored) -> None:
+        if value in self.stored:
+            self.findings.add("stored twice", f"{value} as {stored} and {self.stored[value]}")
+        self.stored[value] = stored
+        point = self._book.points.get(value)
+        if point is None or (point.metric, point.env_id) != (stored.metric, stored.env_id):
+            self.findings.add("invented", f"{value} stored as {stored}, logged as {point}")
+
+    def _check_steps(self, contents: RunContents, definition: Any, rows: Any) -> None:
+        """Numbers that the server gave have no holes and are given once."""
+        is_automatic = definition.metric.rpartition("/")[2] in _CONTIGUOUS
+        if not is_automatic and definition.metric not in ("return", "reward", "episodic reward"):
+            return
+        steps: dict[tuple[int, int], list[int]] = defaultdict(list)
+        episodes = getattr(rows, "episode", np.zeros(len(rows), np.int64))
+        for env_no, episode, step in zip(
+            rows.env_no.tolist(), episodes.tolist(), rows.step.tolist(), strict=True
+        ):
+            steps[env_no, episode].append(step)
+        for key, given in steps.items():
+            if given != list(range(len(given))):
+                name = contents.row.name
+                self.findings.add("numbering", f"{name} {definition.metric} {key}: {given[:20]}")
+
+    # --- conservation --------------------------------------------------------------------------
+    def _check_counters(self, contents: RunContents) -> None:
+        counters = dict(contents.row.counters)
+        counted = counters.pop("stored", 0)
+        if counted != len(self.stored):
+            self.findings.add("server ledger", f"{counted} counted, {len(self.stored)} stored")
+        unexpected = {
+            name: n for name, n in counters.items() if n and not name.startswith(("lost:", "late"))
+        }
+        if unexpected:
+            self.findings.add("server outcomes", str(unexpected))
+
+    def _check_client(self, client: Client) -> None:
+        mine = [v for v, point in self._book.points.items() if point.client == client.name]
+        there = [v for v in mine if v in self.stored]
+        for value in there:
+            if self.stored[value].writer_id not in client.all_writer_ids:
+                self.findings.add("whose", f"{value} of {client.name}: {self.stored[value]}")
+        self.findings.texts += client.problems
+        statistics = client.statistics
+        if not statistics.is_balanced:
+            self.findings.add("client ledger", f"{client.name}: {statistics}")
+        if client.fate == "closed":
+            self._check_closed(client, mine, there)
+        elif client.fate == "killed":
+            self._check_killed(client, mine, there)
+        else:
+            self.findings.add("liveness", f"{client.name} is {client.fate}: {statistics}")
+
+    def _check_closed(self, client: Client, mine: list[int], there: list[int]) -> None:
+        assert client.info is not None
+        statistics = client.info.statistics
+        lost = Counter(statistics.losses)
+        dropped = lost.pop("drop_new", 0)
+        if statistics.in_flight or statistics.spooled:
+            self.findings.add("in flight", f"{client.name}: {statistics}")
+        if statistics.accepted != len(mine) + dropped:
+            self.findings.add("accepted", f"{client.name}: {statistics}, logged {len(mine)}")
+        if client.generation in self._rolled_back:
+            return  # it left before it heard of the rollback: nobody is there to send again
+        if not self._rolled_back and lost:
+            self.findings.add("lost", f"{client.name}: {dict(lost)}")
+        if set(lost) - {"server_rollback"}:
+            self.findings.add("lost", f"{client.name}: {dict(lost)}")
+        if statistics.committed != len(there):
+            text = f"{client.name}: {statistics.committed} committed, {len(there)} there"
+            self.findings.add("conservation", text)
+        if len(mine) - len(there) != lost.total():
+            text = f"{client.name}: {len(mine) - len(there)} missing, {dict(lost)} declared"
+            self.findings.add("silent loss", text)
+
+    def _check_killed(self, client: Client, mine: list[int], there: list[int]) -> None:
+        """What a dead client leaves behind: in every series the beginning of what it logged."""
+        if self._rolled_back:
+            return
+        by_series: dict[tuple[str, str | None], list[int]] = defaultdict(list)
+        for value in mine:
+            point = self._book.points[value]
+            by_series[point.metric, point.env_id].append(value)
+        present = set(there)
+        for key, values in by_series.items():
+            is_there = [value in present for value in sorted(values)]
+            if sorted(is_there, reverse=True) != is_there:
+                self.findings.add("hole", f"{client.name} {key}: {is_there[:40]}")
+        if client.statistics.committed > len(there):
+            text = f"{client.name}: {client.statistics.committed} acked, {len(there)} there"
+            self.findings.add("acked and gone", text)

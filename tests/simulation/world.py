@@ -1,0 +1,338 @@
+"""One simulated world: a server, clients, a network, and somebody who breaks things.
+
+A seed draws everything: how many clients, how they behave, how the parts are tuned, what the
+weather is and which faults come when. Then everything heals, everybody finishes, and the checker
+looks. The faults of a world are few enough to be read; many worlds together show them all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Final
+from unittest.mock import patch
+
+from metrana_async.delivery import outbox
+from tests.simulation.book import Book
+from tests.simulation.checker import Checker, stored_values
+from tests.simulation.client import Client, Habits, Lane
+from tests.simulation.machine import ProcessKilled, Scheduler
+from tests.simulation.network import FAIR, Network, Weather
+from tests.simulation.server import ServerHost
+from tests.simulation.surroundings import real_monotonic_s, simulated
+
+HEAL_LIMIT_S: Final = 400.0
+"""Virtual seconds in which everybody is through after the last fault has been mended."""
+
+LEFT_OUT: Final = ("clone",)
+"""Faults that worlds are spared by default."""
+
+_WORLD_LIMIT_S: Final = 20_000.0
+
+
+@dataclass(frozen=True)
+class Report:
+    """What became of one seed."""
+
+    seed: int
+    findings: list[str]
+    digest: str
+    counts: Counter[str]
+    virtual_s: float
+    real_s: float
+    points_count: int
+    lines: list[str]
+
+    @property
+    def is_sound(self) -> bool:
+        return not self.findings
+
+
+class World:
+    """Everything of one seed."""
+
+    def __init__(
+        self, seed: int, *, keeps_trace: bool = False, left_out: Collection[str] = LEFT_OUT
+    ) -> None:
+        self._left_out = left_out
+        self.scheduler = Scheduler(seed, keeps_trace=keeps_trace)
+        self.rng = random.Random(f"world {seed}")
+        self.network = Network(self.scheduler)
+        self.main = self.network.process("world", "world")
+        self.book = Book()
+        self.lanes: list[Lane] = []
+        self.clients: list[Client] = []
+        self.rolled_back: set[str] = set()
+        self.findings: list[str] = []
+        self.server = ServerHost(self.network, random.Random(f"server {seed}"))
+        self._favourite = self.rng.choice(("", "", "rollback", "rollback", "kill", "partition"))
+        """The fault that comes again and again in this world."""
+        self._backups: list[dict[str, Any]] = []
+        self._tasks: list[asyncio.Future[Any]] = []
+
+    def note(self, kind: str, *details: object) -> None:
+        self.scheduler.note(kind, *details)
+
+    async def live(self) -> None:
+        """Faults, healing, the end."""
+        self._draw_server()
+        await self.server.start()
+        for n in range(self.rng.choice((1, 1, 2, 3))):
+            lane = Lane(f"lane{n}")
+            self.lanes.append(lane)
+            self._start_client(lane)
+        self.network.weather = self._draw_weather()
+        ends_s = self.scheduler.now_s + self.rng.uniform(5.0, 40.0)
+        while self.scheduler.now_s < ends_s:
+            await asyncio.sleep(self.rng.expovariate(0.5))
+            await self._break_something()
+        await self._heal()
+        await self._until_all_are_through()
+
+    def check(self) -> None:
+        """Compare what is stored with what was logged."""
+        checker = Checker(self.server.store, self.book, self.clients, self.rolled_back)
+        self.findings += checker.check()
+        self.findings += self.scheduler.problems
+
+    # --- draws ---------------------------------------------------------------------------------
+    def _draw_server(self) -> None:
+        rng = self.rng
+        self.server.keep_alive_s = rng.choice((0.3, 2.0, 75.0))
+        self.server.commit_s = rng.choice((0.001, 0.02, 0.5))
+
+    def _draw_weather(self) -> Weather:
+        rng = self.rng
+
+        def some(share: float) -> float:
+            return rng.choice((0.0, 0.0, share / 3, share))
+
+        return Weather(
+            delay_s=rng.choice((0.002, 0.05, 0.5)),
+            stall=some(0.05),
+            stall_s=rng.choice((2.0, 45.0)),
+            cut_request=some(0.1),
+            cut_answer=some(0.1),
+            refuse=some(0.2),
+            lie=some(0.1),
+            misroute=some(0.1),
+            duplicate=some(0.2),
+            replay=some(0.2),
+        )
+
+    def _draw_habits(self) -> Habits:
+        rng = self.rng
+        strategy = rng.choice(("block", "block", "block", "drop_new", "raise"))
+        return Habits(
+            pause_s=rng.choice((0.05, 0.5, 2.0)),
+            calls=rng.randint(5, 40),
+            block=rng.choice((3, 40, 400)),
+            flush=rng.choice((0.0, 0.1)),
+            strategy=strategy,
+            capacity=rng.choice((50, 1 << 20)) if strategy != "block" else 1 << 20,
+            compression=rng.choice(("none", "zstd")),
+        )
+
+    # --- clients -------------------------------------------------------------------------------
+    def _start_client(self, lane: Lane, *, writer_id: str | None = None) -> Client:
+        client = Client(
+            self.network, lane, self.book, habits=self._draw_habits(), writer_id=writer_id
+        )
+        client.on_flushed = lambda covered: self._check_flush(client, covered)
+        self.clients.append(client)
+        self._tasks.append(client.process.call(client.live()))
+        return client
+
+    def _check_flush(self, client: Client, covered: int) -> None:
+        """A flush that returned never lies: at this very moment everything before is stored."""
+        if client.generation in self.rolled_back:
+            return  # what was acknowledged before may be gone, and it has not heard of that yet
+        there = stored_values(self.server.store)
+        missing = [
+            value
+            for value, point in self.book.points.items()
+            if point.client == client.name and value < covered and value not in there
+        ]
+        declared = Counter(client.statistics.losses)
+        del declared["drop_new"]  # those were never entered
+        if len(missing) > declared.total():
+            text = f"{len(missing)} are not stored, {dict(declared)} declared"
+            self.findings.append(f"flush of {client.name} lied: {text}")
+
+    # --- faults --------------------------------------------------------------------------------
+    async def _break_something(self) -> None:
+        faults: dict[str, Callable[[], Awaitable[None]]] = {
+            "crash": self._crash_server,
+            "crash again": self._crash_server,
+            "partition": self._partition,
+            "partition again": self._partition,
+            "kill": self._kill_client,
+            "pause": self._pause,
+            "store": self._trouble_the_store,
+            "weather": self._change_weather,
+            "clock": self._shift_clock,
+            "backup": self._back_up,
+            "rollback": self._roll_back,
+            "clone": self._clone_client,
+        }
+        for name in self._left_out:
+            del faults[name]
+        if self._favourite in faults and self.rng.random() < 0.4:
+            await faults[self._favourite]()
+        else:
+            await self.rng.choice(list(faults.values()))()
+
+    async def _crash_server(self) -> None:
+        self.server.kill()
+        await self._restart_server()
+
+    async def _restart_server(self) -> None:
+        await asyncio.sleep(self.rng.choice((0.05, 1.0, 10.0, 70.0)) * self.rng.random())
+        await self.server.start()
+
+    async def _partition(self) -> None:
+        lane = self.rng.choice(self.lanes)
+        here, there = f"host {lane.name}", "server"
+        kind = self.rng.choice(("both", "requests", "answers"))
+        if kind != "answers":
+            self.network.block(here, there)
+        if kind != "requests":
+            self.network.block(there, here)
+        self.note("partition", kind, lane.name)
+        await asyncio.sleep(self.rng.choice((1.0, 12.0, 90.0)) * self.rng.random())
+        self.network.unblock_all()
+
+    async def _kill_client(self) -> None:
+        alive = [c for c in self.clients if c.fate == "alive"]
+        if not alive:
+            return
+        client = self.rng.choice(alive)
+        client.kill()
+        if self.rng.random() < 0.7:
+            await asyncio.sleep(self.rng.uniform(0.0, 5.0))
+            self._start_client(client.lane)
+
+    async def _clone_client(self) -> None:
+        """A machine's snapshot resumed twice: two processes write under one identity."""
+        joined = [c for c in self.clients if c.fate == "alive" and c.writer is not None]
+        if joined and len(self.lanes) < 5:
+            twin = self.rng.choice(joined)
+            lane = Lane(f"lane{len(self.lanes)}")
+            self.lanes.append(lane)
+            self._start_client(lane, writer_id=twin.all_writer_ids.copy().pop())
+            self.note("cloned", twin.name)
+
+    async def _pause(self) -> None:
+        """SIGSTOP: the process does nothing for a while and does not know it."""
+        processes = [c.process for c in self.clients if c.fate == "alive"]
+        if self.server.process is not None:
+            processes.append(self.server.process)
+        if processes:
+            process = self.rng.choice(processes)
+            process.paused_until_s = self.scheduler.now_s + self.rng.choice((1.0, 30.0, 130.0))
+            self.note("paused", process.name)
+
+    async def _trouble_the_store(self) -> None:
+        store = self.server.store
+        store.refuse, store.ambiguous = self.rng.choice(((1.0, 0.0), (0.3, 0.3), (0.0, 0.5)))
+        self.note("store in trouble")
+        await asyncio.sleep(self.rng.uniform(0.0, 10.0))
+        store.refuse = store.ambiguous = 0.0
+
+    async def _change_weather(self) -> None:
+        self.network.weather = self._draw_weather()
+        if self.rng.random() < 0.5:
+            self.network.replay_something()
+
+    async def _shift_clock(self) -> None:
+        client = self.rng.choice(self.clients)
+        client.process.wall_offset_s += self.rng.choice((-1e6, -60.0, 3600.0, 1e6))
+        self.note("clock shifted", client.name)
+
+    async def _back_up(self) -> None:
+        if self.server.store.runs():
+            self._backups.append(self.server.store.copy())
+            self.note("backed up")
+
+    async def _roll_back(self) -> None:
+        if not self._backups:
+            await self._back_up()
+            return
+        self.server.kill()
+        self.server.restore(self.rng.choice(self._backups))
+        self.rolled_back.update(self.server.generations)
+        await self._restart_server()
+
+    # --- the end -------------------------------------------------------------------------------
+    async def _heal(self) -> None:
+        self.note("healed")
+        self.network.weather = replace(FAIR, delay_s=0.01)
+        self.network.unblock_all()
+        for client in self.clients:
+            client.process.paused_until_s = 0.0
+        if self.server.process is not None:
+            self.server.process.paused_until_s = 0.0
+
+    async def _until_all_are_through(self) -> None:
+        ends_s = self.scheduler.now_s + HEAL_LIMIT_S
+        while any(c.fate == "alive" for c in self.clients) and self.scheduler.now_s < ends_s:
+            await asyncio.sleep(0.5)
+        for task in self._tasks:
+            if not task.done():
+                continue
+            error = task.exception()
+            if error is not None and not isinstance(error, ProcessKilled):
+                self.findings.append(f"a program died: {error!r}")
+        # Copies that are still under way change nothing.
+        await asyncio.sleep(100.0)
+
+
+@contextmanager
+def _tuned(rng: random.Random) -> Iterator[None]:
+    """Bounds that a world draws, so that what happens beyond them happens here, too."""
+    with ExitStack() as stack:
+        if rng.random() < 0.3:
+            stack.enter_context(patch.object(outbox, "RETENTION_S", 3.0))
+        if rng.random() < 0.2:
+            stack.enter_context(patch.object(outbox, "RETENTION_BYTES", 4000))
+        yield
+
+
+def run_seed(
+    seed: int, *, keeps_trace: bool = False, left_out: Collection[str] = LEFT_OUT
+) -> Report:
+    """Live through one world and check it. Blocks; a fraction of a second."""
+    began_s = real_monotonic_s()
+    world = World(seed, keeps_trace=keeps_trace, left_out=left_out)
+    scheduler = world.scheduler
+    aiohttp_log = logging.getLogger("aiohttp.server")
+    level, aiohttp_log.level = aiohttp_log.level, logging.CRITICAL
+    try:
+        with simulated(scheduler), _tuned(random.Random(f"tuning {seed}")):
+            try:
+                scheduler.run(world.main, world.live(), limit_s=_WORLD_LIMIT_S)
+                world.check()
+            except AssertionError as error:
+                world.findings.append(f"the world broke: {error}")
+            finally:
+                scheduler.bury()
+    finally:
+        aiohttp_log.level = level
+    counts = scheduler.trace.counts
+    counts["commit refused"] = world.server.store.failures["refused"]
+    counts["commit ambiguous"] = world.server.store.failures["ambiguous"]
+    return Report(
+        seed,
+        world.findings,
+        scheduler.trace.digest,
+        counts,
+        scheduler.now_s - 1000.0,
+        real_monotonic_s() - began_s,
+        len(world.book.points),
+        scheduler.trace.lines,
+    )
