@@ -77,10 +77,15 @@ class Server:
         self.pid = int(self.said.split()[2]) if is_up else self.process.pid
         return is_up
 
-    def start_with_fault(self, fault: str, trace: Path, *, calls: str | None = None) -> bool:
-        """Start under strace: `fault` is what its `inject` is given; see `has_fired`."""
-        names = calls or fault.split(":", 1)[0]
-        files = [f"-P{self.data_dir}/metrana.db{end}" for end in ("", "-wal")]
+    def start_with_fault(
+        self, fault: str, trace: Path, *, endings: Sequence[str] = ("", "-wal")
+    ) -> bool:
+        """Start under strace: `fault` is what its `inject` is given; see `has_fired`.
+
+        It is for calls on the files of the store with these endings.
+        """
+        names = fault.split(":", 1)[0]
+        files = [f"-P{self.data_dir}/metrana.db{end}" for end in endings]
         return self.start(
             # Not with --seccomp-bpf, under which strace 6.1 loses the signals it should send.
             *("strace", "-f", "-qqq", "-o", str(trace), f"-etrace={names}", "-esignal=none"),
