@@ -18,6 +18,7 @@ from metrana_async.current import (
     add_tags,
     close,
     current_run,
+    failover_to_spool,
     flush,
     get_env_last_rl_step_and_episode,
     get_last_step,
@@ -77,7 +78,10 @@ from metrana_async.errors import (
     ValueWidened,
     WaitTimeoutError,
 )
+from metrana_async.leftovers import follow_spool, replay_spool
+from metrana_async.replay import ReplayReport
 from metrana_async.run import Run
+from metrana_async.settings import DiskConfig
 from metrana_async.statistics import CloseInfo, Statistics
 
 if TYPE_CHECKING:
@@ -90,6 +94,7 @@ __all__ = [
     "CloseInfo",
     "ConnectError",
     "DataLossError",
+    "DiskConfig",
     "DuplicateStep",
     "Episode",
     "EpisodeRestarted",
@@ -117,6 +122,7 @@ __all__ = [
     "RLStep",
     "RateLimitedError",
     "RejectedError",
+    "ReplayReport",
     "RlStepDecreased",
     "Run",
     "RunAlreadyExistsError",
@@ -136,7 +142,9 @@ __all__ = [
     "close",
     "current_run",
     "errors",
+    "failover_to_spool",
     "flush",
+    "follow_spool",
     "get_env_last_rl_step_and_episode",
     "get_last_step",
     "get_metrics",
@@ -150,6 +158,7 @@ __all__ = [
     "log_rl_environment_step",
     "log_rl_episode",
     "remove_tags",
+    "replay_spool",
     "set_description",
     "set_tags",
     "shutdown_logger",

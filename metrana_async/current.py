@@ -68,7 +68,7 @@ def init(
     description: str | None = None,
     config: Mapping[str, Any] | None = None,
     default_dtype: Any = None,
-    disk: Any = None,
+    disk: Any = "default",
     queue_capacity: int | None = None,
     init_timeout_secs: float | None = None,
     data_dir: str | os.PathLike[str] | None = None,
@@ -87,9 +87,12 @@ def init(
         run_name: None = a readable generated name.
         ingestion_url: the server; None = this user's local server, found or started.
         resume_strategy: "never" (only this job may log to the run) or "allow".
-        init_mode: "online" or "disabled" (every call validates and does nothing).
+        init_mode: "online" (the server must answer), "auto" (starts without it and attaches when
+            it does), "offline" (never asks one), or "disabled" (every call validates and does
+            nothing).
         orchestration_id: which job this process is part of; None = resolved from the launcher.
-        backpressure_strategy: "block", "drop_new" or "raise" when the server does not keep up.
+        backpressure_strategy: "block", "drop_new", "raise" or "spool_then_raise": what a call does
+            that finds memory full, because neither server nor disk keep up.
         delivery_policy: "tolerate_loss" or "all_or_crash" (a loss raises DataLossError).
         compression: of batches, "none" or "zstd".
         log_level: of the logger ``metrana_async``.
@@ -99,7 +102,8 @@ def init(
         description: what the run is about.
         config: nested configuration, kept under ``config/``.
         default_dtype: of values, "float32" unless given.
-        disk: None or "default"; the disk spool is not in this release.
+        disk: where the run keeps what it cannot deliver: a path or a `DiskConfig`; "default" =
+            beside the local server's store, where that works; None = nowhere.
         queue_capacity: points that may wait in the inbox.
         init_timeout_secs: how long the handshake may take.
         data_dir: where the local server keeps its store.
@@ -344,8 +348,15 @@ async def get_env_last_rl_step_and_episode(
 async def flush(
     timeout_secs: float = FLUSH_TIMEOUT_S,
 ) -> Statistics:
-    """Wait until everything logged before is stored by the server."""
+    """Wait until everything logged before is stored by the server; see `Run.flush`."""
     return await current_run().flush(timeout_secs)
+
+
+async def failover_to_spool(
+    timeout_secs: float = FLUSH_TIMEOUT_S,
+) -> Statistics:
+    """Have everything logged before on this machine's disk now, whatever the server does."""
+    return await current_run().failover_to_spool(timeout_secs)
 
 
 async def close(

@@ -102,9 +102,9 @@ class Front:
 
     def _attach(self, writer: Writer) -> None:
         self.settings = writer.settings
-        self._gate = Gate(writer.settings.backpressure_strategy, is_blocking=self._is_blocking)
-        default = writer.settings.default_dtype
-        self._default_dtype = None if default == "float32" else default
+        strategy, dtype = writer.settings.backpressure_strategy, writer.settings.default_dtype
+        self._gate = Gate(strategy, is_blocking=self._is_blocking, can_spool=writer.can_spool)
+        self._default_dtype = None if dtype == "float32" else dtype
         self.inbox = writer.inbox
         # Last: whoever sees the numbers of this writer must also see its inbox.
         self._writer: Writer | None = writer

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from metrana_async.engine.inbox import Inbox
 from metrana_async.engine.loop_thread import running_engine
 from metrana_async.errors import QueueFullError
@@ -18,15 +20,23 @@ class Gate:
                        raises where nobody waits, or waits first where callers block
     drop_new           is dropped and counted
     raise              raises QueueFullError and has no effect
+    spool_then_raise   like block while the disk takes what the server does not, else like raise
     =================  ==========================================================================
 
     A finalizer that runs on the engine's own thread is taken under "block" and never waits: the
     thread would wait for itself.
     """
 
-    def __init__(self, policy: str, *, is_blocking: bool) -> None:
+    def __init__(
+        self, policy: str, *, is_blocking: bool, can_spool: Callable[[], bool] = lambda: False
+    ) -> None:
         self._policy = policy
         self._is_blocking = is_blocking
+        self._can_spool = can_spool
+
+    @property
+    def _waits(self) -> bool:
+        return self._policy == "block" or (self._policy == "spool_then_raise" and self._can_spool())
 
     def admits(self, inbox: Inbox, points: int, nbytes: int) -> bool:
         """Whether the call is to be appended; False = it was dropped and counted.
@@ -39,7 +49,7 @@ class Gate:
         if self._policy == "drop_new":
             inbox.count_dropped(points)
             return False
-        if self._policy == "block":
+        if self._waits:
             if inbox.has_room(points, nbytes, times=2) or _is_engine():
                 return True
             if self._is_blocking and inbox.wait_for_room(ROOM_TIMEOUT_S):
@@ -52,7 +62,7 @@ class Gate:
 
     def wait(self, inbox: Inbox) -> Pending:
         """What the caller of an appended call is to wait for."""
-        is_waiting = self._policy == "block" and inbox.is_over() and not _is_engine()
+        is_waiting = inbox.is_over() and self._waits and not _is_engine()
         return RoomWait(inbox) if is_waiting else READY
 
 

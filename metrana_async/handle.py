@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 from metrana_async.columns.names import check_env_id, check_labels, check_metric_name, check_scale
 from metrana_async.engine import lifecycle
 from metrana_async.engine.loop_thread import engine, submit_nowhere
-from metrana_async.errors import InvalidTypeError, WaitTimeoutError
+from metrana_async.errors import InvalidTypeError, ValidationError, WaitTimeoutError
 from metrana_async.front import Front
 from metrana_async.settings import Settings
 from metrana_async.statistics import CloseInfo, Statistics
@@ -88,7 +88,7 @@ class Handle:
             number = writer.registry.find(wanted)
             if number is None:
                 return None
-            return await writer.ask(lambda series: series.last_step(number), mark)
+            return await writer.questions.ask(lambda series: series.last_step(number), mark)
 
         return self._submit(answer)
 
@@ -100,7 +100,7 @@ class Handle:
         writer = self._caught_up(self._front.writer)
         env_no = int(writer.registry.env_nos((name,))[0])
         mark = writer.inbox.appended_count
-        return self._submit(lambda: writer.last_of_environment(env_no, mark))
+        return self._submit(lambda: writer.questions.last_of_environment(env_no, mark))
 
     def begin_flush(self, timeout_secs: float) -> concurrent.futures.Future[Statistics]:
         """Start a flush of everything logged so far."""
@@ -112,6 +112,22 @@ class Handle:
             statistics = await writer.flush(mark, timeout_secs)
             writer.check_losses()
             return self._front.completed(statistics)
+
+        return self._submit(work)
+
+    def begin_failover(self, timeout_secs: float) -> concurrent.futures.Future[Statistics]:
+        """Start to put everything logged so far on the disk."""
+        _check_seconds(timeout_secs, "timeout_secs")
+        writer = self._caught_up(self._front.writer)
+        if writer.spool_directory is None:
+            raise ValidationError(
+                "this run has no disk spool to fail over to",
+                hint="it was opened with disk=None, or the spool's directory cannot be used",
+            )
+        mark = writer.inbox.appended_count
+
+        async def work() -> Statistics:
+            return self._front.completed(await writer.failover_to_spool(mark, timeout_secs))
 
         return self._submit(work)
 

@@ -29,15 +29,15 @@ _START_TIMEOUT_S: Final = 20.0
 class LocalServerTransport:
     """A `transport.base.Transport` to the local server of a data directory."""
 
-    def __init__(self, address: ServerAddress, data_dir: str | None) -> None:
+    def __init__(self, address: ServerAddress | None, data_dir: str | None) -> None:
         """Make a transport.
 
         Args:
-            address: where the server was found.
+            address: where the server was found; None = it was not, yet.
             data_dir: its store; None = `locations` decides.
         """
         self._data_dir = data_dir
-        self._inner: Transport = HttpTransport(address)
+        self._inner: Transport = _Unfound() if address is None else HttpTransport(address)
         self._is_closed = False
         self._looking = asyncio.Lock()
         self._missed_since_s: float | None = None
@@ -100,3 +100,17 @@ class LocalServerTransport:
         before, self._inner = self._inner, HttpTransport(address)
         self._missed_since_s = None
         await before.close()
+
+
+class _Unfound:
+    """The way to a server that was not found yet."""
+
+    async def post(
+        self, path: str, body: bytes, *, timeout_s: float, content_type: str = JSON_TYPE
+    ) -> bytes:
+        """See Transport."""
+        del body, timeout_s, content_type
+        raise ConnectError(f"the local server was not found yet ({path})")
+
+    async def close(self) -> None:
+        """See Transport."""

@@ -12,31 +12,43 @@ from dataclasses import replace
 from importlib import metadata
 from typing import Final
 
-from metrana_async import local, locations
-from metrana_async.collector import BIG_ANSWER_BYTES, collector_resting
 from metrana_async.columns.attributes import config_updates, description_update, tags_update
 from metrana_async.columns.names import check_name
 from metrana_async.columns.redaction import redact_updates, redaction_text
+from metrana_async.destinations import connect, server_key
 from metrana_async.engine import lifecycle
 from metrana_async.engine.clock import SystemClock
 from metrana_async.engine.loop_thread import engine, on_fork, running_engine, submit_nowhere
-from metrana_async.errors import InitError, MetranaError, MetranaWarning, TransportError
+from metrana_async.errors import (
+    InitError,
+    MetranaError,
+    MetranaWarning,
+    TransportError,
+    UnavailableError,
+)
+from metrana_async.leftovers import Adoption
+from metrana_async.membership import retried
 from metrana_async.notices import say, set_log_level
-from metrana_async.orchestration import process_identity, resolve_orchestration_id, spans_hosts
+from metrana_async.orchestration import process_identity, resolve_orchestration_id
 from metrana_async.settings import Settings
-from metrana_async.transport.addresses import without_user
-from metrana_async.transport.base import ServerAddress, Transport
+from metrana_async.spool.disk import RealDisk
+from metrana_async.spool.lock import abandon
+from metrana_async.spool_place import place_for, spool_root
+from metrana_async.transport.base import Transport
 from metrana_async.wire.messages import (
     OpenReply,
     OpenRequest,
     Seeds,
-    decode_message,
+    decode_answer,
     encode_message,
 )
 from metrana_async.wire.model import AttributeOp, AttributeUpdate
-from metrana_async.writer import Writer, retried
+from metrana_async.wire.run_names import generate_run_name
+from metrana_async.writer import Writer
 
 _ATTEMPT_TIMEOUT_S: Final = 30.0
+_AUTO_WAIT_S: Final = 0.5
+"""How long init_mode="auto" waits for a server before it starts without."""
 
 _RunKey = tuple[str, str, str, str]
 
@@ -44,6 +56,7 @@ _writers: dict[_RunKey, Writer] = {}
 # Also those that take nothing any more but have not left: the end of the process waits for them.
 _present: list[Writer] = []
 _opening: asyncio.Lock | None = None
+_adoptions: dict[str, asyncio.Task[None]] = {}
 
 
 def prepare(settings: Settings) -> Settings:
@@ -87,90 +100,127 @@ async def _open(settings: Settings, transport: Transport | None) -> Writer:
 
 
 async def _join(settings: Settings, transport: Transport | None) -> Writer:
-    server = _server_key(settings, transport)
+    server = server_key(settings.ingestion_url, settings.data_dir, transport)
     place = (server, settings.workspace_name, settings.project_name)
     if settings.run_name is not None:
         shared = _writers.get((*place, settings.run_name))
         if shared is not None and shared.is_open:
             return shared
-    clock = SystemClock()
-    started_s = clock.monotonic_s()
-    where = server
-    if transport is None:
-        transport, where = await _connect(settings)
     create_only, redacted = _create_only(settings)
     request = _request(settings, create_only)
-    body = encode_message(request)
-    left_s = max(0.1, settings.init_timeout_secs - (clock.monotonic_s() - started_s))
-    chosen = transport
+    reply: OpenReply | None = None
+    chosen: Transport
+    if settings.is_offline:
+        chosen, where = _Nowhere(), ""
+    else:
+        chosen, where, reply = await _shake_hands(settings, transport, request)
+    if reply is None:
+        request = replace(request, run_name=request.run_name or _unseen_name())
+    else:
+        # A retried introduction must not ask for a generated name again.
+        request = replace(request, run_name=reply.run_name)
+    assert request.run_name is not None
+    settings = settings.for_reconnect(
+        run_name=request.run_name, orchestration_id=settings.orchestration_id or ""
+    )
+    writer = Writer(
+        settings,
+        request=request,
+        reply=reply,
+        transport=chosen,
+        call_soon=engine().call_soon,
+        clock=SystemClock(),
+        spool_place=place_for(settings, server, engine().io.hop, is_anywhere=transport is not None),
+    )
+    if reply is None and writer.spool_directory is None:
+        await chosen.close()
+        raise InitError("no server answers, and there is no disk spool to start on")
+    writer.where = where
+    if redacted and (reply is None or reply.created):
+        writer.notices.tell(MetranaWarning, redaction_text(redacted), key=("redacted",))
+    writer.start()
+    _writers[(*place, request.run_name)] = writer
+    _present.append(writer)
+    if transport is None and not settings.is_offline:
+        _start_adoption(settings, server)
+    return writer
+
+
+def _start_adoption(settings: Settings, server: str) -> None:
+    """Have the leftovers of this host's dead writers delivered, once per server."""
+    if settings.disk is None or server in _adoptions:
+        return
+    root = str(spool_root(settings.disk.path, settings.data_dir))
+    adoption = Adoption(root, server, disk=RealDisk(), hop=engine().io.hop, clock=SystemClock())
+
+    async def adopt() -> None:
+        transport, _ = await connect(
+            settings.ingestion_url,
+            settings.api_key,
+            settings.data_dir,
+            timeout_s=settings.init_timeout_secs,
+            may_be_missing=True,
+        )
+        try:
+            await adoption.run(transport)
+        finally:
+            await transport.close()
+
+    task = asyncio.get_running_loop().create_task(adopt(), name="adoption")
+    _adoptions[server] = task
+    task.add_done_callback(lambda _: _adoptions.pop(server, None))
+
+
+async def _shake_hands(
+    settings: Settings, transport: Transport | None, request: OpenRequest
+) -> tuple[Transport, str, OpenReply | None]:
+    """Reach the server and be admitted; no reply = it does not answer, and need not yet.
+
+    Raises:
+        InitError: no server answered in time, where one must.
+        MetranaError: it refuses.
+    """
+    clock = SystemClock()
+    started_s = clock.monotonic_s()
+    where = server_key(settings.ingestion_url, settings.data_dir, transport)
+    if transport is None:
+        transport, where = await connect(
+            settings.ingestion_url,
+            settings.api_key,
+            settings.data_dir,
+            timeout_s=settings.init_timeout_secs,
+            may_be_missing=settings.starts_without_server,
+        )
+    chosen, body = transport, encode_message(request)
 
     async def attempt(timeout_s: float) -> OpenReply:
         limit_s = min(timeout_s, _ATTEMPT_TIMEOUT_S)
-        answer = await chosen.post("/writers/open", body, timeout_s=limit_s)
-        with collector_resting(rests=len(answer) >= BIG_ANSWER_BYTES):  # a seed for every series
-            return decode_message(OpenReply, answer)
+        return decode_answer(OpenReply, await chosen.post("/writers/open", body, timeout_s=limit_s))
 
+    left_s = max(0.1, settings.init_timeout_secs - (clock.monotonic_s() - started_s))
+    if settings.starts_without_server:
+        left_s = min(left_s, _AUTO_WAIT_S)
     try:
-        reply = await retried(attempt, left_s, clock)
+        return chosen, where, await retried(attempt, left_s, clock)
     except TransportError as error:
+        if settings.starts_without_server:
+            return chosen, where, None
         await chosen.close()
         raise InitError(
             f"no server answered at {where} within {settings.init_timeout_secs:g} s: {error}",
             hint=None
             if settings.ingestion_url is None
             else "check ingestion_url= (METRANA_INGESTION_URL) and that a server runs there; "
-            "without it init() starts one on this machine",
+            "without it init() starts one on this machine, and init_mode='auto' does not wait",
         ) from error
     except MetranaError:
         await chosen.close()
         raise
-    settings = settings.for_reconnect(
-        run_name=reply.run_name, orchestration_id=settings.orchestration_id or ""
-    )
-    writer = Writer(
-        settings,
-        # A retried introduction must not ask for a generated name again.
-        request=replace(request, run_name=reply.run_name),
-        reply=reply,
-        transport=chosen,
-        call_soon=engine().call_soon,
-        clock=clock,
-    )
-    writer.where = where
-    if redacted and reply.created:
-        writer.notices.tell(MetranaWarning, redaction_text(redacted), key=("redacted",))
-    writer.start()
-    _writers[(*place, reply.run_name)] = writer
-    _present.append(writer)
-    return writer
 
 
-def _server_key(settings: Settings, transport: Transport | None) -> str:
-    """What tells the servers of this process apart."""
-    if transport is not None:
-        return f"transport {id(transport)}"
-    return settings.ingestion_url or f"local {locations.data_dir(settings.data_dir)}"
-
-
-async def _connect(settings: Settings) -> tuple[Transport, str]:
-    """A transport to the server that the settings name, and where that is."""
-    # Imported on use: aiohttp is most of what an import of this package would cost.
-    from metrana_async.local_transport import LocalServerTransport
-    from metrana_async.transport.http import HttpTransport
-
-    if settings.ingestion_url is not None:
-        address = ServerAddress(settings.ingestion_url, token=settings.api_key)
-        return HttpTransport(address), without_user(address.url)
-    spread = spans_hosts()
-    if spread is not None:
-        raise InitError(
-            f"this job runs on several hosts ({spread}); a local server cannot serve them all",
-            hint="start one on a host that all reach, `python -m metrana_async.server --host "
-            "ADDRESS --port PORT --allow-remote --token-file FILE`, and give every process its "
-            "ingestion_url= (METRANA_INGESTION_URL) and api_key= (METRANA_API_KEY)",
-        )
-    address = await local.find_or_start(settings.data_dir, timeout_s=settings.init_timeout_secs)
-    return LocalServerTransport(address, settings.data_dir), without_user(address.url)
+def _unseen_name() -> str:
+    """A readable name for a run that no server can name: one that no other process has chosen."""
+    return f"{generate_run_name()}-{secrets.token_hex(3)}"
 
 
 def _request(settings: Settings, create_only: Sequence[AttributeUpdate] = ()) -> OpenRequest:
@@ -186,6 +236,8 @@ def _request(settings: Settings, create_only: Sequence[AttributeUpdate] = ()) ->
         process=process_identity(),
         attributes=[[u.op.value, u.path, u.value] for u in create_only],
         sdk_version=_version(),
+        # Sealed batches carry it from the first call on, whenever a server is reached.
+        run_uid=secrets.token_hex(16) if settings.starts_without_server else "",
     )
 
 
@@ -207,14 +259,14 @@ def _version() -> str:
 
 
 class _Nowhere:
-    """The transport of a disabled run: it has nothing to send."""
+    """The transport of a disabled or offline run: it asks nobody."""
 
     async def post(
         self, path: str, body: bytes, *, timeout_s: float, content_type: str = ""
     ) -> bytes:
         """See Transport; never called."""
         del content_type
-        raise InitError(f"{path} was called on a disabled run ({len(body)} bytes, {timeout_s} s)")
+        raise UnavailableError(f"{path}: no server is asked ({len(body)} bytes, {timeout_s} s)")
 
     async def close(self) -> None:
         """See Transport."""
@@ -251,9 +303,17 @@ def announce(writer: Writer) -> None:
     settings = writer.settings
     if settings.is_disabled:
         return
-    verb = "started" if writer.is_creator else "joined"
     place = f"{settings.workspace_name}/{settings.project_name}/{writer.run_name}"
-    say(f"{verb} run {place} at {writer.where}")
+    if settings.is_offline:
+        say(f"run {place} is kept on this machine, in {writer.spool_directory}")
+    elif not writer.membership.is_admitted:
+        say(
+            f"run {place}: no server answers at {writer.where} yet; until then it is kept on this "
+            f"machine, in {writer.spool_directory}"
+        )
+    else:
+        verb = "started" if writer.membership.is_creator else "joined"
+        say(f"{verb} run {place} at {writer.where}")
 
 
 # --- the end of the process -----------------------------------------------------------------------
@@ -275,6 +335,8 @@ async def _leave_all(budget_s: float, status: str, exception_type: str | None) -
         *(_leave_one(writer, budget_s, status, exception_type) for writer in writers),
         return_exceptions=True,
     )
+    for task in list(_adoptions.values()):
+        task.cancel()
     for end in ends:
         if isinstance(end, BaseException):
             raise end
@@ -294,7 +356,9 @@ def _forget_in_child() -> None:
     global _opening
     _writers.clear()
     _present.clear()
+    _adoptions.clear()
     _opening = None
 
 
 on_fork(_forget_in_child)
+on_fork(abandon)

@@ -309,19 +309,35 @@ class Run(Handle):
     async def flush(self, timeout_secs: float = FLUSH_TIMEOUT_S) -> Statistics:
         """Wait until everything logged before is stored by the server.
 
+        Offline, and while the server does not answer, until it is on this machine's disk for
+        good: then the result's `spooled` is not 0.
+
         Raises:
-            WaitTimeoutError: it is not, after `timeout_secs`; nothing is lost by that.
+            WaitTimeoutError: it is neither, after `timeout_secs`; nothing is lost by that.
             DataLossError: under ``all_or_crash``, something was lost or rejected.
 
         Cancel-safe: cancelling stops the wait only.
         """
         return await arrive(self.begin_flush(timeout_secs), timeout_secs)
 
+    async def failover_to_spool(self, timeout_secs: float = FLUSH_TIMEOUT_S) -> Statistics:
+        """Have everything logged before on this machine's disk now, whatever the server does.
+
+        Sending goes on as before; what the server stores is removed from the disk. For the
+        moment before a machine is taken away, or a network that is about to go.
+
+        Raises:
+            ValidationError: the run has no disk spool.
+            WaitTimeoutError: the disk did not take it within `timeout_secs`.
+        """
+        return await arrive(self.begin_failover(timeout_secs), timeout_secs)
+
     async def close(self, close_timeout: float = FLUSH_TIMEOUT_S) -> CloseInfo:
         """Flush, end this writer, and the run with its last writer. Idempotent.
 
         Never takes longer than `close_timeout` and half a second. What is not stored by then is
-        lost, counted and told in the result.
+        kept on this machine's disk, for the next program or `replay_spool` to deliver; without a
+        spool it is lost. Either is counted and told in the result.
 
         Raises:
             DataLossError: under ``all_or_crash``, something was lost or rejected.

@@ -15,6 +15,7 @@ from metrana_async.transport.addresses import without_user
 
 QUEUE_POINTS_DEFAULT: Final = 1 << 22
 QUEUE_BYTES_DEFAULT: Final = 64 << 20
+SPOOL_QUOTA_BYTES: Final = 2 << 30
 EXIT_BUDGET_S: Final = 10.0
 
 _CHOICES: Final[dict[str, tuple[str, ...]]] = {
@@ -44,6 +45,7 @@ _ENVIRONMENT: Final[dict[str, str]] = {
     "api_key": "METRANA_API_KEY",
     "logger_id": "METRANA_LOGGER_ID",
     "data_dir": "METRANA_DATA_DIR",
+    "disk": "METRANA_DISK_SPOOL_DIR",
     "queue_capacity": "METRANA_EVENT_QUEUE_MAX_SIZE",
     "init_timeout_secs": "METRANA_INIT_TIMEOUT_SECS",
     "quiet": "METRANA_QUIET",
@@ -67,6 +69,23 @@ _DEFAULTS: Final[dict[str, Any]] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class DiskConfig:
+    """The disk spool: where a run keeps what it cannot deliver yet.
+
+    Attributes:
+        path: its directory, made private (0700); None = ``spool`` beside the local server's store.
+            Processes may share it: each writer has a directory of its own in it.
+        quota_bytes: most bytes one writer keeps there at a time.
+        is_required: whether `init` raises where the directory cannot be used; otherwise it is
+            said once and the run goes on without a spool.
+    """
+
+    path: str | None = None
+    quota_bytes: int = SPOOL_QUOTA_BYTES
+    is_required: bool = True
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """Everything `init` decided. Immutable; safe to share between threads.
@@ -79,6 +98,7 @@ class Settings:
         init_timeout_secs: seconds the handshake may take.
         redact: replace what looks like a secret in attributes before it leaves the process.
         data_dir: where the local server keeps its store; None = `locations` decides.
+        disk: the disk spool; None = none.
     """
 
     project_name: str
@@ -103,6 +123,7 @@ class Settings:
     queue_bytes: int = QUEUE_BYTES_DEFAULT
     init_timeout_secs: float = 120.0
     data_dir: str | None = None
+    disk: DiskConfig | None = DiskConfig(is_required=False)
     quiet: bool = False
     redact: bool = True
 
@@ -117,6 +138,16 @@ class Settings:
     def is_disabled(self) -> bool:
         """True when every call validates and does nothing."""
         return self.init_mode == "disabled"
+
+    @property
+    def is_offline(self) -> bool:
+        """True when no server is ever asked: everything goes to the spool."""
+        return self.init_mode == "offline"
+
+    @property
+    def starts_without_server(self) -> bool:
+        """True when a server that does not answer is no reason not to start."""
+        return self.init_mode in ("offline", "auto")
 
     def without_secrets(self) -> Settings:
         """The same settings, fit to leave the process.
@@ -138,11 +169,13 @@ def resolve_settings(**arguments: Any) -> Settings:
 
     Raises:
         InitError: an unknown choice, an unparsable number, no project, or a mode that needs the
-            disk spool. The message names the argument and, where it came from there, the variable.
+            disk spool without one. The message names the argument and, where it came from there,
+            the variable.
     """
-    _refuse_disk(arguments.pop("disk", None))
-    values: dict[str, Any] = {}
-    for name in (*_ENVIRONMENT, "orchestration_id", "tags", "description", "config"):
+    disk = arguments.pop("disk", "default")
+    values: dict[str, Any] = {"disk": None if disk is None else _parse("disk", disk, "disk")}
+    plain = [name for name in _ENVIRONMENT if name != "disk"]
+    for name in (*plain, "orchestration_id", "tags", "description", "config"):
         given, source = arguments.pop(name, None), name
         if given is None and name in _ENVIRONMENT:
             given, source = _from_environment(name), _ENVIRONMENT[name]
@@ -155,8 +188,35 @@ def resolve_settings(**arguments: Any) -> Settings:
     if "project_name" not in values:
         raise InitError("init() needs a project", hint="pass project_name= or set METRANA_PROJECT")
     settings = Settings(**values)
-    _refuse_spool(settings)
+    _check_spool(settings)
     return settings
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionDefaults:
+    """Where leftovers are and go: argument > environment."""
+
+    url: str | None
+    api_key: str | None
+    data_dir: str | None
+    spool_dir: str | None
+
+
+def connection_defaults(
+    ingestion_url: str | None, api_key: str | None, data_dir: str | os.PathLike[str] | None
+) -> ConnectionDefaults:
+    """Resolve what `replay_spool` needs to know of the surroundings.
+
+    Raises:
+        InitError: a URL that is none.
+    """
+    given = ingestion_url or _from_environment("ingestion_url")
+    return ConnectionDefaults(
+        url=None if given is None else _parse("ingestion_url", given, "ingestion_url"),
+        api_key=api_key or _from_environment("api_key"),
+        data_dir=_from_environment("data_dir") if data_dir is None else os.fspath(data_dir),
+        spool_dir=_from_environment("disk"),
+    )
 
 
 def _from_environment(name: str) -> str | None:
@@ -242,6 +302,18 @@ def _config(given: Any) -> Mapping[str, Any]:
     return given
 
 
+def _disk(given: Any) -> DiskConfig:
+    if isinstance(given, DiskConfig):
+        if given.quota_bytes < 1:
+            raise ValueError("quota_bytes is at least 1")
+        return given
+    spelled = getattr(given, "value", given)
+    if isinstance(spelled, str) and spelled.lower() == "default":
+        # Also what the variable says is a default: the script goes on where it cannot be used.
+        return DiskConfig(_from_environment("disk"), is_required=False)
+    return DiskConfig(os.fspath(given))
+
+
 _PARSERS: Final[dict[str, Callable[[Any], Any]]] = {
     "workspace_name": _text,
     "project_name": _text,
@@ -252,6 +324,7 @@ _PARSERS: Final[dict[str, Callable[[Any], Any]]] = {
     "logger_id": _logger_id,
     "description": _text,
     "data_dir": os.fspath,
+    "disk": _disk,
     "queue_capacity": _capacity,
     "init_timeout_secs": _seconds,
     "quiet": _switch,
@@ -261,13 +334,8 @@ _PARSERS: Final[dict[str, Callable[[Any], Any]]] = {
 }
 
 
-def _refuse_disk(disk: Any) -> None:
-    if disk is not None and str(getattr(disk, "value", disk)).lower() != "default":
-        raise InitError(f"disk={disk!r} needs the disk spool, which is not in this release")
-
-
-def _refuse_spool(settings: Settings) -> None:
+def _check_spool(settings: Settings) -> None:
     for name in ("init_mode", "backpressure_strategy"):
         value = getattr(settings, name)
-        if value in ("offline", "auto", "spool_then_raise"):
-            raise InitError(f"{name}={value!r} needs the disk spool, which is not in this release")
+        if settings.disk is None and value in ("offline", "auto", "spool_then_raise"):
+            raise InitError(f"{name}={value!r} needs the disk spool, and disk=None switches it off")

@@ -13,7 +13,9 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
+
+_PIN_CONFLICT: Final = "pin_conflict"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,7 @@ class Ledger:
     """The mutable counts behind `Statistics`; one owner, the engine thread."""
 
     accepted: int = 0
+    spooled: int = 0
     committed: int = 0
     rejected: Counter[str] = field(default_factory=Counter)
     lost: Counter[str] = field(default_factory=Counter)
@@ -95,11 +98,23 @@ class Ledger:
     requests_sent: int = 0
     send_errors: int = 0
 
+    @property
+    def refused_points(self) -> int:
+        """Points the server will never take."""
+        return self.lost[_PIN_CONFLICT] + self.rejected.total()
+
+    @property
+    def dropped_points(self) -> int:
+        """Points the server took and then dropped by its rules, as far as it has answered."""
+        outcomes = self.outcomes
+        return outcomes["duplicate"] + outcomes["superseded"] + self.lost[_PIN_CONFLICT]
+
     def snapshot(self, *, in_flight: int) -> Statistics:
         """Freeze the counts; `in_flight` is measured by the caller, not derived."""
         return Statistics(
             accepted=self.accepted,
             in_flight=in_flight,
+            spooled=self.spooled,
             committed=self.committed,
             rejected=_frozen(self.rejected),
             lost=_frozen(self.lost),

@@ -1,67 +1,56 @@
 """The writer: what one process logs to one run through. Wires the rooms behind the inbox.
 
 Callers touch `inbox`, `registry`, `notices` and `statistics()`; everything else belongs to the
-engine thread. Three supervised tasks: the *pump* turns what waits in the inbox into sealed
-batches, the *sender* has them stored, the *heartbeat* shows life and fetches notices. A task that
-dies stops the intake, and the next call raises its cause.
+engine thread. Supervised tasks: the *pump* turns what waits in the inbox into sealed batches, the
+*spooler* keeps on disk what waits too long, the *sender* has them stored, the *heartbeat* shows
+life and fetches notices. A task that dies stops the intake, and the next call raises its cause.
+
+A writer without a server (offline, or not answered yet) has no sender and no heartbeat: all it
+seals goes to the spool, and from there once a server has admitted it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Final, TypeVar
+from typing import Final
 
 from metrana_async.delivery.batcher import Batcher
 from metrana_async.delivery.outbox import Outbox
-from metrana_async.delivery.retry import Backoff
 from metrana_async.delivery.sender import Sender
+from metrana_async.delivery.spooling import Spooler
 from metrana_async.engine.clock import Clock
 from metrana_async.engine.inbox import Inbox
 from metrana_async.engine.pulse import Pulse
 from metrana_async.engine.supervisor import Supervisor
 from metrana_async.errors import (
     DataLossError,
+    InitError,
     MetranaError,
-    MetranaWarning,
-    NotFoundError,
-    PointsLost,
-    RejectedError,
     RunClosedError,
     RunDeletedError,
-    SecondWriter,
     WaitTimeoutError,
 )
+from metrana_async.intake import Intake
+from metrana_async.membership import REPLY_TIMEOUT_S, Membership
 from metrana_async.notices import NoticeBoard
+from metrana_async.pump import TICK_S, Pump
+from metrana_async.questions import Questions
 from metrana_async.settings import Settings
+from metrana_async.settling import LEAVE_RESERVE_S, Settling
+from metrana_async.spool_place import SpoolPlace
 from metrana_async.statistics import CloseInfo, Ledger, Statistics, wire_counters
+from metrana_async.telling import SPOOL_FULL, Telling
 from metrana_async.transport.base import Transport
 from metrana_async.wire import limits
-from metrana_async.wire.acks import IngestReply, Notice, Outcome
-from metrana_async.wire.messages import (
-    HeartbeatReply,
-    HeartbeatRequest,
-    LeaveRequest,
-    OpenReply,
-    OpenRequest,
-    decode_message,
-    encode_message,
-)
+from metrana_async.wire.acks import IngestReply, Notice
+from metrana_async.wire.messages import LeaveRequest, OpenReply, OpenRequest
 from metrana_async.writers.collect import SeriesWriters
 from metrana_async.writers.registry import SeriesRegistry
 
-TICK_S: Final = 0.1
-"""The pump's beat while there is something to log: about ten requests a second."""
-
-OUTBOX_BYTES: Final = 64 << 20
-"""Sealed and unacknowledged bytes from which the pump leaves the rest in the inbox."""
-
-REPLY_TIMEOUT_S: Final = 10.0
-_LEAVE_RESERVE_S: Final = 0.3
-
-_Reply = TypeVar("_Reply")
+_RUN_DELETED: Final = "run_deleted"
 
 
 class Writer:
@@ -72,22 +61,31 @@ class Writer:
         settings: Settings,
         *,
         request: OpenRequest,
-        reply: OpenReply,
+        reply: OpenReply | None,
         transport: Transport,
         call_soon: Callable[[Callable[[], object]], None],
         clock: Clock,
+        spool_place: SpoolPlace | None = None,
     ) -> None:
+        """Make a writer; `start` starts it.
+
+        Args:
+            settings: what `init` decided.
+            request: how the writer introduces itself.
+            reply: its admission; None = it starts without a server, on the spool.
+            transport: carries the requests.
+            call_soon: has the engine loop call something, from any thread.
+            clock: stamps and deadlines.
+            spool_place: where it may spool; None = memory only.
+        """
         self.settings = settings
-        self.run_uid = reply.run_uid
-        self.run_name = reply.run_name
-        self.is_creator = reply.created
         self.notices = NoticeBoard()
+        self._telling = Telling(self.notices, lambda: self.run_name)
         self.registry = SeriesRegistry()
-        self.registry.seed(reply.seeds)
         self.inbox = Inbox(
             settings.queue_capacity,
             settings.queue_bytes,
-            lambda: call_soon(self._wanted.set),
+            lambda: call_soon(self._pump.wake),
             discards=settings.is_disabled,
         )
         self.plain: dict[str, int] = {}
@@ -95,47 +93,89 @@ class Writer:
         self.must_look = False
         """True once every call has to go the long way: something was lost, or is over."""
         self.where = ""
+        self.handles_count = 0
         self._closing: asyncio.Task[CloseInfo] | None = None
         self._is_released = False
         self._is_run_deleted = False
-        self.handles_count = 0
-        self._request = request
-        self._generation = reply.generation
-        self._transport = transport
-        self._clock = clock
-        self._wanted = asyncio.Event()
-        self._progress = Pulse()
+        self.clock = clock
+        self._spool_place = spool_place
+        self.progress = Pulse()
         self._ledger = Ledger()
-        self._dropped_seen = 0
-        self._published = Statistics()
-        self._declared_dropped = 0
-        # Points between inbox and lanes: not 0 only when the pump dies on them.
-        self._unsealed_points = 0
         self._series = SeriesWriters(self.registry)
-        batcher = Batcher(
-            self.run_uid,
+        self.membership = Membership(
+            transport,
+            request,
+            reply,
+            clock=clock,
+            on_notices=self._on_notices,
+            on_trouble=self.on_trouble,
+            on_marks=self._on_marks,
+        )
+        self._sealed_uid = request.run_uid or self.membership.run_uid
+        self._batcher = Batcher(
+            self._sealed_uid,
             request.writer_id,
             series_of=self.registry.definition,
             env_of=self.registry.env_name,
         )
-        self._outbox = Outbox(batcher, self._ledger, compress=settings.compression == "zstd")
+        self._outbox = self._new_outbox()
+        self._intake = Intake(self.inbox, self._series, self._outbox, self._ledger, clock)
+        self._pump = Pump(self, self._intake, self._outbox)
+        self.spooler = self._new_spooler()
         self._sender = Sender(
             transport,
             self._outbox,
             self._ledger,
             clock=clock,
             on_reply=self._on_ingest_reply,
-            on_trouble=self._on_trouble,
-            reopen=self._reopen,
+            on_trouble=self.on_trouble,
+            reopen=self.membership.reopen,
             renew=self._renew,
         )
-        self._supervisor = Supervisor(self._on_death)
-        self._on_notices(reply.notices)
+        self.supervisor = Supervisor(self._on_death)
+        self._settling = Settling(self, self._outbox, self._sender, self._pump)
+        self.questions = Questions(self, self._series, self._ledger, self._settling)
+        if reply is not None:
+            self.registry.seed(reply.seeds)
+            self._on_notices(reply.notices)
+
+    def _new_outbox(self) -> Outbox:
+        return Outbox(
+            self._batcher,
+            self._batcher,
+            self._ledger,
+            run_uid=self._sealed_uid,
+            writer_id=self.writer_id,
+            compress=self.settings.compression == "zstd",
+        )
+
+    def _new_spooler(self) -> Spooler | None:
+        if self._spool_place is None:
+            return None
+        return self._spool_place.spooler(
+            self._outbox,
+            self._batcher,
+            self.membership.request,
+            self._sealed_uid,
+            clock=self.clock,
+            on_change=self._on_spooled,
+            on_failure=self._on_spool_failure,
+        )
+
+    @property
+    def run_name(self) -> str:
+        """The run's name."""
+        return self.membership.run_name
 
     @property
     def writer_id(self) -> str:
         """32 hex digits, fresh for this incarnation."""
-        return self._request.writer_id
+        return self.membership.request.writer_id
+
+    @property
+    def spool_directory(self) -> str | None:
+        """Where this writer keeps what it cannot deliver; None = memory only."""
+        return None if self.spooler is None else self.spooler.spool.directory
 
     @property
     def is_open(self) -> bool:
@@ -158,10 +198,38 @@ class Writer:
 
     def start(self) -> None:
         """Start the tasks. Engine loop."""
-        if not self.settings.is_disabled:
-            self._supervisor.spawn("pump", self._pump())
-            self._supervisor.spawn("sender", self._sender.run())
-            self._supervisor.spawn("heartbeat", self._beat())
+        if self.settings.is_disabled:
+            return
+        self.supervisor.spawn("pump", self._pump.run())
+        if self.spooler is not None:
+            if not self.membership.is_admitted:
+                self.spooler.is_prompt = True
+                self.spooler.overflow()
+            self.supervisor.spawn("spooler", self.spooler.run())
+        if self.membership.is_admitted:
+            self._start_delivery()
+        elif not self.settings.is_offline:
+            self.supervisor.spawn("join", self._join())
+
+    def _start_delivery(self) -> None:
+        if self.spooler is not None:
+            self.spooler.is_prompt = False
+            self.spooler.wake()
+        self.supervisor.spawn("sender", self._sender.run())
+        self.supervisor.spawn("heartbeat", self._beat())
+
+    async def _join(self) -> None:
+        """Attach to the server as soon as it answers; what was spooled goes first."""
+        try:
+            await self.membership.join(self._on_admitted)
+        except InitError as error:
+            self._telling.refused_run(error, self.spool_directory)
+
+    def _on_admitted(self, reply: OpenReply) -> None:
+        self.registry.seed(reply.seeds)
+        # Callers that go by a remembered number must look again: it may be pinned otherwise.
+        self.plain.clear()
+        self._start_delivery()
 
     def check(self) -> None:
         """Raise why a call cannot be taken. Any thread.
@@ -178,7 +246,7 @@ class Writer:
 
     def check_losses(self) -> None:
         """Raise DataLossError under ``all_or_crash`` when something was lost or rejected."""
-        losses = self._published.losses
+        losses = self._intake.published.losses
         if self.settings.delivery_policy == "all_or_crash" and losses:
             points = sum(losses.values())
             raise DataLossError(
@@ -187,7 +255,7 @@ class Writer:
 
     def statistics(self) -> Statistics:
         """The ledger now, including what waits in the inbox. Any thread."""
-        published, waiting = self._published, self.inbox.points_count
+        published, waiting = self._intake.published, self.inbox.points_count
         return replace(
             published,
             accepted=published.accepted + waiting,
@@ -195,59 +263,57 @@ class Writer:
             notices_count=sum(self.notices.counts.values()),
         )
 
-    # --- the pump ------------------------------------------------------------------------------
-    async def _pump(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            self._wanted.clear()
-            if self._drain():
-                # While points keep coming nobody has to wake us: look again after a beat.
-                timer = loop.call_later(TICK_S, self._wanted.set)
-                await self._wanted.wait()
-                timer.cancel()
-            elif self._outbox.queued_bytes >= OUTBOX_BYTES:
-                await self._progress.wait(TICK_S)
-            elif self.inbox.arm():
-                await self._wanted.wait()
+    def can_spool(self) -> bool:
+        """Whether the disk takes what the server does not. Any thread."""
+        return self.spooler is not None and self.spooler.failure is None
 
-    def _drain(self) -> bool:
-        """Seal what waits in the inbox; False when nothing waited or the outbox is full."""
-        if self._outbox.queued_bytes >= OUTBOX_BYTES:
-            return False
-        before = self.inbox.taken_points
-        items = self.inbox.take()
-        self._unsealed_points = self.inbox.taken_points - before
-        dropped = self.inbox.dropped_points - self._declared_dropped
-        if not items and not dropped:
-            return False
-        lost = {"drop_new": dropped} if dropped else {}
-        self._declared_dropped += dropped
-        self._ledger.lost.update(lost)
-        self._ledger.accepted = self.inbox.taken_points + self._declared_dropped
-        self._outbox.seal(self._series.collect(items), lost)
-        self._unsealed_points = 0
+    # --- between inbox and outbox ----------------------------------------------------------------
+    def is_out(self) -> bool:
+        """True while nobody takes the batches."""
+        return not self.membership.is_admitted or self._sender.outage_s > 0
+
+    def before_sealing(self) -> None:
+        """See Pump."""
+        if self.spooler is not None:
+            self.spooler.consider_overflow(is_out=self.is_out())
+
+    def on_sealed(self) -> None:
+        """See Pump."""
         if self._is_run_deleted:
-            self._lose_rest("run_deleted")
+            self._lose_deleted()
         self._sender.wake()
+        if self.spooler is not None:
+            self.spooler.wake()
         self._publish()
-        return True
+
+    def shed(self) -> None:
+        """Memory is full. Where the disk is full too and nobody answers, new points are lost.
+
+        Counted, told, and only under "block": a training that hangs for the length of an outage
+        loses more.
+        """
+        is_hopeless = self.spooler is not None and not self.can_spool() and self.is_out()
+        if not is_hopeless or self.settings.backpressure_strategy != "block":
+            return
+        if self._intake.shed(SPOOL_FULL):
+            self._telling.shedding()
+            self._publish()
 
     def _publish(self) -> None:
-        in_flight = self._outbox.queued_points + self._unsealed_points
-        self._published = self._ledger.snapshot(in_flight=in_flight)
-        if self.settings.delivery_policy == "all_or_crash" and self._published.losses:
+        published = self._intake.publish()
+        if self.settings.delivery_policy == "all_or_crash" and published.losses:
             self._stop_shortcuts()
-        self._progress.beat()
+        self.progress.beat()
 
     # --- answers -------------------------------------------------------------------------------
     def _on_ingest_reply(self, reply: IngestReply) -> None:
         self._on_notices(reply.notices)
-        if reply.generation != self._generation:
-            self._supervisor.spawn("reopen", self._reopen_quietly())
-        lost = self._ledger.lost[Outcome.PIN_CONFLICT.value] + self._ledger.rejected.total()
-        if lost:
-            text = f"{lost} points of run {self.run_name!r} were refused by the server"
-            self.notices.tell(PointsLost, text, key=("refused",))
+        if reply.generation != self.membership.generation:
+            self.supervisor.spawn("reopen", self.membership.reopen_quietly())
+        if self._ledger.refused_points:
+            self._telling.refused_points(self._ledger.refused_points)
+        if self.spooler is not None:
+            self.spooler.wake()
         self._publish()
 
     def _on_notices(self, notices: Iterable[Notice]) -> None:
@@ -258,16 +324,30 @@ class Writer:
                 # Callers that go by a remembered number must look again.
                 self.plain.clear()
 
-    def _on_trouble(self, error: MetranaError) -> None:
+    def _on_marks(self, acked: dict[int, int]) -> None:
+        """Queue again what the server does not have any more."""
+        self._outbox.on_marks(acked)
+        self._sender.wake()
+        self._publish()
+
+    def on_trouble(self, error: MetranaError) -> None:
         """Tell; of a run that was deleted training goes on, and all it logs is counted lost."""
         if self._is_released:
             return  # An abandoned flush still asked for notices, and our own close cut it off.
         if isinstance(error, RunDeletedError):
             self._is_run_deleted = True
-            self._lose_rest("run_deleted")
+            self._lose_deleted()
             return
-        text = f"run {self.run_name!r}: {error}; it is tried again, logging goes on"
-        self.notices.tell(MetranaWarning, text, key=("trouble", error.code))
+        self._telling.trouble(error)
+        self._publish()
+
+    def _on_spooled(self) -> None:
+        """Something became durable or was loaded back."""
+        self._sender.wake()
+        self._publish()
+
+    def _on_spool_failure(self, error: OSError) -> None:
+        self._telling.spool_failed(error, self.spool_directory)
         self._publish()
 
     def _on_death(self, failure: MetranaError) -> None:
@@ -279,132 +359,55 @@ class Writer:
         self.must_look = True
         self.plain.clear()
 
-    async def _reopen(self) -> None:
-        """Introduce this writer again; queue again what the server does not have any more."""
-        reply = await self._call("/writers/open", self._request, OpenReply, REPLY_TIMEOUT_S)
-        if reply.run_uid != self.run_uid:
-            text = f"the server has lost run {self.run_name!r} and made another under its name"
-            raise RejectedError(text)
-        self._generation = reply.generation
-        self._outbox.on_marks(reply.acked)
-        self._on_notices(reply.notices)
-        self._sender.wake()
-        self._publish()
-
     async def _renew(self) -> None:
         """Go on as a new incarnation: another process writes under this writer's identity."""
-        request = replace(self._request, writer_id=secrets.token_hex(16))
-        reply = await self._call("/writers/open", request, OpenReply, REPLY_TIMEOUT_S)
-        text = f"run {self.run_name!r}: another process wrote as this writer; it takes a new name"
-        self.notices.tell(SecondWriter, text, key=("renewed",))
-        self._request = request
-        self._generation = reply.generation
-        self._outbox.rename(request.writer_id)
+        while self._outbox.is_overflowing:
+            # What is on the disk only carries the old identity; it is sealed anew with the rest.
+            await self.progress.wait(TICK_S)
+        writer_id = secrets.token_hex(16)
+        await self.membership.renew(writer_id)
+        self._telling.renewed()
+        self._outbox.rename(writer_id, self.clock.monotonic_s())
+        if self.spooler is not None and self._spool_place is not None:
+            spool = self._spool_place.make(self.membership.request, self._sealed_uid)
+            await self.spooler.move_to(spool)
         self._sender.wake()
         self._publish()
-
-    async def _reopen_quietly(self) -> None:
-        try:
-            await self._reopen()
-        except MetranaError as error:
-            self._on_trouble(error)
 
     # --- heartbeat -----------------------------------------------------------------------------
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(limits.HEARTBEAT_INTERVAL_S)
-            self._outbox.forget(self._clock.monotonic_s())
-            await self._fetch_notices(REPLY_TIMEOUT_S)
+            self._outbox.forget(self.clock.monotonic_s())
+            await self.membership.beat(self.counters())
 
-    async def _fetch_notices(self, timeout_s: float) -> None:
-        counters = wire_counters(self.statistics(), self.notices.counts)
-        request = HeartbeatRequest(self.run_uid, self.writer_id, counters)
-        try:
-            reply = await self._call("/writers/heartbeat", request, HeartbeatReply, timeout_s)
-        except NotFoundError:
-            await self._reopen_quietly()
-            return
-        except MetranaError as error:
-            self._on_trouble(error)
-            return
-        self._on_notices(reply.notices)
-        if reply.generation != self._generation:
-            await self._reopen_quietly()
-
-    async def _call(
-        self, path: str, request: object, reply: type[_Reply], timeout_s: float
-    ) -> _Reply:
-        answer = await self._transport.post(path, encode_message(request), timeout_s=timeout_s)
-        return decode_message(reply, answer)
+    def counters(self) -> dict[str, int]:
+        """The ledger and the notices, as heartbeats carry them."""
+        return wire_counters(self.statistics(), self.notices.counts)
 
     # --- waiting for the engine ----------------------------------------------------------------
     async def flush(self, mark: int, timeout_s: float) -> Statistics:
         """Wait until every item up to `mark` (`inbox.appended_count`) is stored.
 
+        Offline, and in an outage, until it is on the disk for good; the statistics' `spooled`
+        says so.
+
         Raises:
-            WaitTimeoutError: it is not, after `timeout_s`; nothing is lost by that.
+            WaitTimeoutError: it is neither after `timeout_s`; nothing is lost by that.
             MetranaError: the cause, when a task has died.
         """
-        if self.settings.is_disabled:
-            return self.statistics()
-        deadline_s = self._clock.monotonic_s() + timeout_s
-        await self._until(lambda: self.inbox.taken_count >= mark, deadline_s, timeout_s)
-        marks = self._outbox.marks()
-        self._sender.hurry()
-        await self._until(lambda: self._outbox.has_reached(marks), deadline_s, timeout_s)
-        left_s = max(_LEAVE_RESERVE_S, deadline_s - self._clock.monotonic_s())
-        await self._fetch_notices(min(REPLY_TIMEOUT_S, left_s))
+        if not self.settings.is_disabled:
+            await self._settling.flush(mark, timeout_s)
         return self.statistics()
 
-    async def _until(
-        self, is_reached: Callable[[], bool], deadline_s: float, timeout_s: float
-    ) -> None:
-        self._wanted.set()
-        while True:
-            if self._supervisor.failure is not None:
-                raise self._supervisor.failure
-            if is_reached():
-                return
-            left_s = deadline_s - self._clock.monotonic_s()
-            if left_s <= 0:
-                in_flight = self.statistics().in_flight
-                raise WaitTimeoutError(
-                    f"run {self.run_name!r}: {in_flight} points are not stored after "
-                    f"{timeout_s:g} s; they stay in flight"
-                )
-            await self._progress.wait(left_s)
+    async def failover_to_spool(self, mark: int, timeout_s: float) -> Statistics:
+        """Have everything up to `mark` on the disk now, whatever the server does.
 
-    async def ask(self, question: Callable[[SeriesWriters], _Reply], mark: int) -> _Reply:
-        """Answer from the engine's state, once everything up to `mark` is in it."""
-        deadline_s = self._clock.monotonic_s() + REPLY_TIMEOUT_S
-        if not self.settings.is_disabled:
-            await self._until(lambda: self.inbox.taken_count >= mark, deadline_s, REPLY_TIMEOUT_S)
-        return question(self._series)
-
-    async def last_of_environment(self, env_no: int, mark: int) -> tuple[int | None, int | None]:
-        """Highest rl_step and episode of an environment; points known to be dropped do not count.
-
-        Which points of a batch were dropped is known to the server only, so it is asked again
-        once some were. Without an answer the dropped ones are still counted in.
+        Raises:
+            WaitTimeoutError: the disk did not take it within `timeout_s`.
         """
-        dropped = self._dropped_points()
-        if dropped != self._dropped_seen:
-            aside = self._series.set_environments_aside()
-            try:
-                await self.flush(mark, REPLY_TIMEOUT_S)
-                reply = await self._call("/writers/open", self._request, OpenReply, REPLY_TIMEOUT_S)
-            except MetranaError as error:
-                self._series.add_environments(*aside)
-                self._on_trouble(error)
-            else:
-                self.registry.reseed_environments(reply.seeds)
-                self._dropped_seen = dropped
-        return await self.ask(lambda series: series.last_rl_step_and_episode(env_no), mark)
-
-    def _dropped_points(self) -> int:
-        kinds = (Outcome.DUPLICATE, Outcome.SUPERSEDED)
-        answered = sum(self._ledger.outcomes[kind.value] for kind in kinds)
-        return answered + self._ledger.lost[Outcome.PIN_CONFLICT.value]
+        await self._settling.failover(mark, timeout_s)
+        return self.statistics()
 
     # --- leaving -------------------------------------------------------------------------------
     async def close(
@@ -412,22 +415,26 @@ class Writer:
     ) -> CloseInfo:
         """Refuse new calls, flush, leave the run, release everything. Idempotent.
 
-        Takes at most `timeout_s` and a little; what is not stored by then is counted lost.
+        Takes at most `timeout_s` and a little. What is not stored by then is kept on the disk for
+        whoever delivers it; without a spool, or where the disk refuses, it is counted lost.
         A call that finds another at it waits for that one's result.
 
         Raises:
             WaitTimeoutError: that other call has more time and has not ended after `timeout_s`.
         """
+        leave = LeaveRequest(
+            self._sealed_uid,
+            self.writer_id,
+            is_run_over=is_run_over,
+            status=status,
+            exception_type=exception_type,
+        )
         if self.settings.is_disabled:
             # Nothing was kept and nobody is to be told; there may be no loop to do it on, either.
-            self._stop_shortcuts()
-            self.inbox.stop(RunClosedError(f"run {self.run_name!r} was closed in this process"))
-            return CloseInfo(self.run_name, status, self.statistics(), dict(self.notices.counts))
+            self._refuse_calls()
+            return self._close_info(status)
         if self._closing is None:
-            leaving = self._close(
-                timeout_s, is_run_over=is_run_over, status=status, exception_type=exception_type
-            )
-            self._closing = asyncio.get_running_loop().create_task(leaving)
+            self._closing = asyncio.ensure_future(self._close(timeout_s, leave))
             return await asyncio.shield(self._closing)
         await asyncio.wait({self._closing}, timeout=timeout_s)
         if not self._closing.done():
@@ -436,71 +443,48 @@ class Writer:
             )
         return self._closing.result()
 
-    async def _close(
-        self, timeout_s: float, *, is_run_over: bool, status: str, exception_type: str | None
-    ) -> CloseInfo:
-        deadline_s = self._clock.monotonic_s() + timeout_s
+    async def _close(self, timeout_s: float, leave: LeaveRequest) -> CloseInfo:
+        deadline_s = self.clock.monotonic_s() + timeout_s
+        self._refuse_calls()
+        try:
+            await self.flush(self.inbox.appended_count, max(0.0, timeout_s - LEAVE_RESERVE_S))
+        except MetranaError as error:
+            self.on_trouble(error)
+        self._lose_unspooled("closed")
+        leave = replace(leave, writer_id=self.writer_id, counters=self.counters())
+        has_left = False
+        if not self._ledger.spooled:
+            left_s = max(LEAVE_RESERVE_S, deadline_s - self.clock.monotonic_s())
+            has_left = await self.membership.leave(leave, min(REPLY_TIMEOUT_S, left_s))
+        await self.supervisor.stop()
+        if self.spooler is not None:
+            is_delivered = has_left or self._is_run_deleted
+            refusal = await self.spooler.close(leave, is_delivered=is_delivered)
+            if refusal is not None:
+                self._on_spool_failure(refusal)
+            elif self._ledger.spooled:
+                is_offline, points = self.settings.is_offline, self._ledger.spooled
+                self._telling.kept(points, self.spool_directory, is_offline=is_offline)
+        self._is_released = True
+        await self.membership.close()
+        return self._close_info(leave.status)
+
+    def _refuse_calls(self) -> None:
         self._stop_shortcuts()
         self.inbox.stop(RunClosedError(f"run {self.run_name!r} was closed in this process"))
-        try:
-            await self.flush(self.inbox.appended_count, max(0.0, timeout_s - _LEAVE_RESERVE_S))
-        except MetranaError as error:
-            self._on_trouble(error)
-        self._lose_rest("closed")
-        left_s = min(REPLY_TIMEOUT_S, max(_LEAVE_RESERVE_S, deadline_s - self._clock.monotonic_s()))
-        leave = LeaveRequest(
-            self.run_uid,
-            self.writer_id,
-            is_run_over=is_run_over,
-            status=status,
-            exception_type=exception_type,
-            counters=wire_counters(self.statistics(), self.notices.counts),
-        )
-        await self._leave(leave, left_s)
-        await self._supervisor.stop()
-        self._is_released = True
-        await self._transport.close()
+
+    def _close_info(self, status: str) -> CloseInfo:
         return CloseInfo(self.run_name, status, self.statistics(), dict(self.notices.counts))
 
-    def _lose_rest(self, reason: str) -> None:
-        """Count what is still here as lost: nobody will try any more."""
-        waiting = self.inbox.points_count
-        self.inbox.take()
-        self._ledger.accepted = self.inbox.taken_points + self._declared_dropped
-        points = waiting + self._unsealed_points + self._outbox.abandon()
-        self._unsealed_points = 0
-        self._ledger.lost.update({reason: points} if points else {})
-        if points or self._is_run_deleted:
-            how = f"{'deleted' if self._is_run_deleted else 'closed'} with {points} points"
-            text = f"run {self.run_name!r} was {how} not stored"
-            self.notices.tell(PointsLost, text, key=(reason,))
+    def _lose_unspooled(self, reason: str) -> None:
+        """Count what is in memory only as lost: nobody will try any more."""
+        points = self._intake.give_up(reason)
+        if points:
+            self._telling.not_stored(points, reason)
         self._publish()
 
-    async def _leave(self, leave: LeaveRequest, timeout_s: float) -> None:
-        def attempt(left_s: float) -> Awaitable[HeartbeatReply]:
-            return self._call("/writers/leave", leave, HeartbeatReply, left_s)
-
-        try:
-            self._on_notices((await retried(attempt, timeout_s, self._clock)).notices)
-        except MetranaError as error:
-            self._on_trouble(error)
-
-
-async def retried(
-    attempt: Callable[[float], Awaitable[_Reply]], timeout_s: float, clock: Clock
-) -> _Reply:
-    """Repeat `attempt(seconds left)` while its error is retryable and time is left.
-
-    Raises:
-        MetranaError: the last attempt's error.
-    """
-    deadline_s = clock.monotonic_s() + timeout_s
-    backoff = Backoff()
-    while True:
-        try:
-            return await attempt(max(0.05, deadline_s - clock.monotonic_s()))
-        except MetranaError as error:
-            delay_s = backoff.delay_s(error)
-            if not error.retryable or clock.monotonic_s() + delay_s >= deadline_s:
-                raise
-        await asyncio.sleep(delay_s)
+    def _lose_deleted(self) -> None:
+        """Count everything that is here or on the disk as lost: the run was deleted."""
+        self._intake.give_up_spooled()
+        self._telling.not_stored(self._intake.give_up(_RUN_DELETED), "deleted")
+        self._publish()

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from metrana_async import CloseInfo, Statistics, errors
+from metrana_async import CloseInfo, DiskConfig, ReplayReport, Statistics, errors
 from metrana_async.errors import (
     AuthError,
     BatchTooLargeError,
@@ -60,6 +60,7 @@ from metrana_sync_shim.current import (
     add_tags,
     close,
     current_run,
+    failover_to_spool,
     flush,
     get_env_last_rl_step_and_episode,
     get_last_step,
@@ -78,6 +79,7 @@ from metrana_sync_shim.current import (
     set_tags,
     shutdown_logger,
 )
+from metrana_sync_shim.leftovers import follow_spool, replay_spool
 from metrana_sync_shim.run import Run
 
 if TYPE_CHECKING:
@@ -90,6 +92,7 @@ __all__ = [
     "CloseInfo",
     "ConnectError",
     "DataLossError",
+    "DiskConfig",
     "DuplicateStep",
     "Episode",
     "EpisodeRestarted",
@@ -117,6 +120,7 @@ __all__ = [
     "RLStep",
     "RateLimitedError",
     "RejectedError",
+    "ReplayReport",
     "RlStepDecreased",
     "Run",
     "RunAlreadyExistsError",
@@ -136,7 +140,9 @@ __all__ = [
     "close",
     "current_run",
     "errors",
+    "failover_to_spool",
     "flush",
+    "follow_spool",
     "get_env_last_rl_step_and_episode",
     "get_last_step",
     "get_metrics",
@@ -151,6 +157,7 @@ __all__ = [
     "log_rl_environment_step",
     "log_rl_episode",
     "remove_tags",
+    "replay_spool",
     "set_description",
     "set_tags",
     "shutdown_logger",

@@ -222,6 +222,13 @@ class Run:
         """Wait until everything logged before is stored by the server."""
         return wait_for(self._run.begin_flush(timeout_secs), timeout_secs)
 
+    def failover_to_spool(
+        self,
+        timeout_secs: float = FLUSH_TIMEOUT_S,
+    ) -> Statistics:
+        """Have everything logged before on this machine's disk now, whatever the server does."""
+        return wait_for(self._run.begin_failover(timeout_secs), timeout_secs)
+
     def close(
         self,
         close_timeout: float = FLUSH_TIMEOUT_S,

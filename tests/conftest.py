@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 
 from hypothesis import HealthCheck, settings
 
@@ -16,3 +17,6 @@ settings.register_profile(
 )
 settings.register_profile("soak", max_examples=5000, deadline=None, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
+
+# What tests leave (spools, stores of default places) goes where nobody's own runs are.
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="metrana-tests-")

@@ -54,10 +54,9 @@ class Batcher:
         self._series_book = PageBook(encode_series)
         self._env_book = PageBook(encode_envs)
 
-    def page(self, digest: str) -> Page:
-        """A page that some batch of this batcher lists."""
-        book = self._series_book if self._series_book.holds(digest) else self._env_book
-        return book.page(digest)
+    def page(self, digest: str) -> Page | None:
+        """A page that some batch of this batcher lists, or None when none does."""
+        return self._series_book.page(digest) or self._env_book.page(digest)
 
     def batches(self, lane: int, load: Load) -> Iterator[Batch]:
         """Cut a load into unsealed batches of the lane, in order."""

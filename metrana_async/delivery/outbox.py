@@ -3,26 +3,45 @@
 One request at a time may carry consecutive batches of every lane, each lane in order; page frames
 come first, for pages the server has not confirmed. An answer is checked as a whole before any
 part of it is applied.
+
+Where there is a spool, ``fresh`` holds what it does not have yet. While the outbox *overflows*,
+new batches go through ``fresh`` to the disk only, behind everything that waits, and come back
+through `load` as the queues empty.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, Protocol
 
 from metrana_async.delivery.batcher import Batcher
-from metrana_async.delivery.lane import Lane, SealedBatch, unsealed
+from metrana_async.delivery.lane import DAMAGED, Lane, SealedBatch, unsealed
 from metrana_async.delivery.splitting import Load
 from metrana_async.errors import MetranaError, ProtocolError
 from metrana_async.statistics import Ledger
 from metrana_async.wire import limits
-from metrana_async.wire.acks import BatchStatus, IngestReply
+from metrana_async.wire.acks import BatchReply, BatchStatus, IngestReply
+from metrana_async.wire.batch import BatchHead
+from metrana_async.wire.frames import Frame
+from metrana_async.wire.model import Batch
+from metrana_async.wire.pages import Page
 
 RETENTION_S: Final = 600.0
-RETENTION_BYTES: Final = 64 << 20
+RETENTION_BYTES: Final = 32 << 20
 
 _NO_PROGRESS_MAX: Final = 3
+# One such answer may be somebody else's that went astray.
+_FOREIGN_MARKS_MAX: Final = 2
+
+
+class Pages(Protocol):
+    """Where the outbox finds the pages that its batches list."""
+
+    def page(self, digest: str) -> Page | None:
+        """The page, or None when nobody has it any more."""
+        ...
 
 
 @dataclass(slots=True)
@@ -37,25 +56,57 @@ class Request:
 class Outbox:
     """Sealed batches of one writer until, and for a while after, they are stored."""
 
-    def __init__(self, batcher: Batcher, ledger: Ledger, *, compress: bool = False) -> None:
+    def __init__(
+        self,
+        batcher: Batcher | None,
+        pages: Pages,
+        ledger: Ledger,
+        *,
+        run_uid: str,
+        writer_id: str,
+        compress: bool = False,
+    ) -> None:
+        """Make an empty outbox.
+
+        Args:
+            batcher: makes the batches; None where they are only read back from a spool.
+            pages: finds the pages that they list.
+            ledger: counts what becomes of the points.
+            run_uid: 32 hex digits that the batches carry.
+            writer_id: the same.
+            compress: whether frames are compressed.
+        """
         self.lanes: dict[int, Lane] = {}
+        self.fresh: deque[SealedBatch] = deque()
+        self.is_spooling = False
+        self.is_overflowing = False
+        self.run_uid = run_uid
+        self.writer_id = writer_id
         self._batcher = batcher
+        self._pages = pages
         self._ledger = ledger
         self._compress = compress
         self._known_pages: set[str] = set()
         self._credit_bytes = limits.REQUEST_BYTES
         self._is_isolating = False
         self._no_progress_count = 0
+        self._unqueued_bytes = 0
+        self._foreign_marks_count = 0
 
     @property
     def queued_bytes(self) -> int:
-        """Bytes sealed and not acknowledged."""
+        """Bytes in memory that are sealed and not acknowledged."""
+        return self._unqueued_bytes + sum(lane.queued_bytes for lane in self.lanes.values())
+
+    @property
+    def loaded_bytes(self) -> int:
+        """Bytes in the queues of the lanes: what can be sent without the disk."""
         return sum(lane.queued_bytes for lane in self.lanes.values())
 
     @property
-    def queued_points(self) -> int:
-        """Points sealed and not acknowledged."""
-        return sum(lane.queued_points for lane in self.lanes.values())
+    def waiting_points(self) -> int:
+        """Points sealed and not acknowledged, in memory or on the disk."""
+        return sum(lane.waiting_points for lane in self.lanes.values())
 
     @property
     def is_stuck(self) -> bool:
@@ -69,28 +120,49 @@ class Outbox:
     def has_reached(self, marks: Mapping[int, int]) -> bool:
         """Whether everything up to `marks` is acknowledged or given up."""
         lanes = self.lanes
-        # A renamed writer's lanes start over: there it is all that was sealed. What was abandoned
-        # will never be acknowledged.
+        # A renamed writer's lanes start over: there it is all that was sealed.
         return all(
-            not lanes[number].queue or lanes[number].acked_seq >= min(seq, lanes[number].sealed_seq)
+            lanes[number].acked_seq >= min(seq, lanes[number].sealed_seq)
             for number, seq in marks.items()
+            if number in lanes
+        )
+
+    def has_kept(self, marks: Mapping[int, int]) -> bool:
+        """Whether everything up to `marks` is acknowledged, given up, or durable in the spool."""
+        lanes = self.lanes
+        return all(
+            lanes[number].kept_seq >= min(seq, lanes[number].sealed_seq)
+            for number, seq in marks.items()
+            if number in lanes
         )
 
     def is_empty(self) -> bool:
         """True when nothing waits to be sent or acknowledged."""
-        return not any(lane.queue for lane in self.lanes.values())
+        return all(lane.is_loaded and not lane.queue for lane in self.lanes.values())
+
+    def acked(self) -> dict[int, int]:
+        """Acknowledged sequence per lane: what the spool need not keep."""
+        return {number: lane.acked_seq for number, lane in self.lanes.items()}
 
     # --- in ----------------------------------------------------------------------------------
-    def seal(self, loads: Mapping[int, Load], lost: Mapping[str, int]) -> None:
+    def seal(self, loads: Mapping[int, Load], lost: Mapping[str, int], now_s: float) -> None:
         """Seal loads into batches of their lanes; `lost` is declared on lane 0."""
+        assert self._batcher is not None
         for number in sorted(loads):
-            lane = self._lane(number)
             for batch in self._batcher.batches(number, loads[number]):
-                lane.seal(batch)
-                self._ledger.batches_sealed += 1
+                self._admit(self._seal(number, batch, now_s))
         if lost:
-            self._lane(0).seal(self._batcher.empty_batch(0, dict(lost)))
-            self._ledger.batches_sealed += 1
+            self._admit(self._seal(0, self._batcher.empty_batch(0, dict(lost)), now_s))
+
+    def _seal(self, number: int, batch: Batch, now_s: float) -> SealedBatch:
+        self._ledger.batches_sealed += 1
+        return self._lane(number).seal(batch, now_s, is_queued=not self.is_overflowing)
+
+    def _admit(self, sealed: SealedBatch) -> None:
+        if self.is_overflowing:
+            self._unqueued_bytes += len(sealed.frame)
+        if self.is_spooling:
+            self.fresh.append(sealed)
 
     def _lane(self, number: int) -> Lane:
         lane = self.lanes.get(number)
@@ -102,10 +174,60 @@ class Outbox:
         return Lane(
             number,
             self._ledger,
-            run_uid=self._batcher.run_uid,
-            writer_id=self._batcher.writer_id,
+            run_uid=self.run_uid,
+            writer_id=self.writer_id,
             compress=self._compress,
         )
+
+    # --- the spool ---------------------------------------------------------------------------
+    def unspooled(self) -> list[SealedBatch]:
+        """What is neither settled nor durable on disk, in the order of sealing."""
+        while self.fresh and self.fresh[0].is_settled:
+            self.fresh.popleft()
+        return [sealed for sealed in self.fresh if not sealed.is_settled]
+
+    def note_durable(self, batches: Iterable[SealedBatch]) -> None:
+        """The spool holds these, the first of `fresh`, for good."""
+        for sealed in batches:
+            lane = self.lanes[sealed.lane]
+            lane.note_durable(sealed)
+            if sealed.seq > lane.loaded_seq:
+                self._unqueued_bytes -= len(sealed.frame)
+        while self.fresh and (self.fresh[0].is_durable or self.fresh[0].is_settled):
+            self.fresh.popleft()
+
+    def start_at(self, acked: Mapping[int, int]) -> None:
+        """Take up a dead writer's lanes at the server's marks; only before anything else."""
+        for number, seq in acked.items():
+            self._lane(number).start_at(seq)
+
+    def load(self, frame: Frame, head: BatchHead) -> None:
+        """Queue a batch that was read back from the disk; other writers' are passed over."""
+        if (head.run_uid, head.writer_id) == (self.run_uid, self.writer_id):
+            self._lane(frame.lane).load(frame, head)
+
+    def finish_loading(self) -> bool:
+        """Go on in memory once the disk has nothing that is not loaded; True when it is so."""
+        behind = {number: lane.loaded_seq for number, lane in self.lanes.items()}
+        for sealed in self.fresh:
+            if sealed.seq == behind[sealed.lane] + 1:
+                behind[sealed.lane] = sealed.seq
+        if any(behind[number] != lane.sealed_seq for number, lane in self.lanes.items()):
+            return False
+        for sealed in self.fresh:
+            lane = self.lanes[sealed.lane]
+            if sealed.seq > lane.loaded_seq:
+                lane.enqueue(sealed)
+        self._unqueued_bytes = 0
+        self.is_overflowing = False
+        return True
+
+    def give_up_unloaded(self) -> None:
+        """Nothing more can be read back: declare lost what is on the disk only."""
+        for lane in self.lanes.values():
+            lane.give_up_unloaded()
+        self.is_overflowing = False
+        self._unqueued_bytes = 0
 
     # --- out ---------------------------------------------------------------------------------
     def next_request(self) -> Request | None:
@@ -117,11 +239,7 @@ class Outbox:
         count_max = 1 if self._is_isolating else limits.REQUEST_BATCHES
         for lane in self.lanes.values():
             for sealed in lane.queue:
-                missing = {
-                    digest: self._batcher.page(digest).frame
-                    for digest in sealed.pages
-                    if digest not in self._known_pages and digest not in pages
-                }
+                missing = self._frames_of(sealed.pages, pages)
                 cost = len(sealed.frame) + sum(map(len, missing.values()))
                 # One batch always goes, or a small credit would stop the writer for ever.
                 if batches and (nbytes + cost > budget or len(batches) >= count_max):
@@ -134,6 +252,16 @@ class Outbox:
             return None
         body = b"".join([*pages.values(), *(sealed.frame for sealed in batches)])
         return Request(body, batches, tuple(pages))
+
+    def _frames_of(self, digests: tuple[str, ...], sent: Mapping[str, bytes]) -> dict[str, bytes]:
+        """The pages among `digests` that the server is not known to have and that are at hand."""
+        missing = {}
+        for digest in digests:
+            if digest not in self._known_pages and digest not in sent:
+                page = self._pages.page(digest)
+                if page is not None:
+                    missing[digest] = page.frame
+        return missing
 
     # --- answers -----------------------------------------------------------------------------
     def on_reply(self, request: Request, reply: IngestReply, now_s: float) -> None:
@@ -148,6 +276,7 @@ class Outbox:
         for answered in reply.replies:
             if answered.status is BatchStatus.NEED_PAGES:
                 self._known_pages.difference_update(answered.pages)
+                self._replace_unreadable(answered)
             else:
                 self.lanes[answered.lane].apply(answered, now_s)
         self._credit_bytes = reply.credit_bytes or limits.REQUEST_BYTES
@@ -156,9 +285,17 @@ class Outbox:
         self._no_progress_count = 0 if has_progressed else self._no_progress_count + 1
         self.forget(now_s)
 
+    def _replace_unreadable(self, answered: BatchReply) -> None:
+        """A batch whose names nobody has any more can never be stored."""
+        lane = self.lanes[answered.lane]
+        is_first = bool(lane.queue) and lane.queue[0].seq == answered.seq
+        if is_first and any(self._pages.page(digest) is None for digest in answered.pages):
+            lane.replace_head(DAMAGED)
+
     def _check(self, request: Request, reply: IngestReply) -> None:
-        if (reply.run_uid, reply.writer_id) != (self._batcher.run_uid, self._batcher.writer_id):
+        if (reply.run_uid, reply.writer_id) != (self.run_uid, self.writer_id):
             raise ProtocolError(f"the answer is for writer {reply.writer_id} of {reply.run_uid}")
+        self._check_marks(reply.acked)
         sent = {(sealed.lane, sealed.seq) for sealed in request.batches}
         for answered in reply.replies:
             if (answered.lane, answered.seq) not in sent:
@@ -189,12 +326,9 @@ class Outbox:
         """Compare with the server's complete high-water marks; queue again what it lost.
 
         Raises:
-            ProtocolError: a mark is beyond what was sent.
+            ProtocolError: a mark is beyond what was sealed; nothing was applied.
         """
-        for number, seq in acked.items():
-            sent = self.lanes[number].sent_seq if number in self.lanes else 0
-            if seq > sent:
-                raise ProtocolError(f"lane {number}: acked {seq} is beyond the last sent {sent}")
+        self._check_marks(acked)
         for number, lane in self.lanes.items():
             mark = acked.get(number, 0)
             if mark < lane.acked_seq:
@@ -202,18 +336,48 @@ class Outbox:
         # A restored server may have lost pages too; sending them again is cheap.
         self._known_pages.clear()
 
+    def _check_marks(self, acked: Mapping[int, int]) -> None:
+        """A mark says what the server has, never that something may be deleted.
+
+        Whoever replays this writer's spool may have delivered what was not sent from here, and a
+        replay learns of batches as it reads: such marks are as good as none. What was not even
+        sealed can only be another writer's under our identity (a cloned machine).
+        """
+        if self._batcher is None:
+            return
+        for number, seq in acked.items():
+            sealed = self.lanes[number].sealed_seq if number in self.lanes else 0
+            if seq > sealed:
+                self._foreign_marks_count += 1
+                raise ProtocolError(
+                    f"lane {number}: acked {seq} is beyond the last sealed {sealed}"
+                )
+        self._foreign_marks_count = 0
+
     @property
     def is_conflicted(self) -> bool:
         """True when another writer uses this identity: `rename` before sending on."""
+        if self._foreign_marks_count >= _FOREIGN_MARKS_MAX:
+            return True
         return any(lane.is_conflicted for lane in self.lanes.values())
 
-    def rename(self, writer_id: str) -> None:
-        """Go on as a new writer incarnation: what is not acknowledged is sealed anew."""
-        self._batcher.writer_id = writer_id
+    def rename(self, writer_id: str, now_s: float) -> None:
+        """Go on as a new writer incarnation: what is not acknowledged is sealed anew.
+
+        Only while nothing is on the disk only: that keeps the identity it was sealed with.
+        """
+        self.writer_id = writer_id
+        if self._batcher is not None:
+            self._batcher.writer_id = writer_id
+        self.fresh.clear()
+        self._foreign_marks_count = 0
         for number, lane in list(self.lanes.items()):
-            fresh = self.lanes[number] = self._new_lane(number)
+            self.lanes[number] = self._new_lane(number)
             for sealed in lane.queue:
-                fresh.seal(replace(unsealed(sealed), writer_id=writer_id))
+                if sealed.is_durable:
+                    self._ledger.spooled -= sealed.points_count
+                batch = replace(unsealed(sealed), writer_id=writer_id, stands_for=0)
+                self._admit(self._seal(number, batch, now_s))
 
     def forget(self, now_s: float) -> None:
         """Drop acknowledged batches beyond the retention."""
@@ -222,9 +386,9 @@ class Outbox:
             lane.forget(before_s=now_s - RETENTION_S, bytes_max=share)
 
     def abandon(self) -> int:
-        """Give up what is queued; returns how many points that loses."""
-        points = self.queued_points
-        for lane in self.lanes.values():
-            lane.queue.clear()
-            lane.queued_bytes = lane.queued_points = 0
+        """Give up what is not acknowledged; returns how many points that loses."""
+        points = sum(lane.abandon() for lane in self.lanes.values())
+        self.fresh.clear()
+        self.is_overflowing = False
+        self._unqueued_bytes = 0
         return points

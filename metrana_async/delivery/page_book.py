@@ -49,16 +49,9 @@ class PageBook:
         self._offset_of = np.zeros(64, dtype=np.int64)
         self._by_digest: dict[str, Page] = {}
 
-    def page(self, digest: str) -> Page:
-        """The page of this digest; InternalError when this book never made it."""
-        try:
-            return self._by_digest[digest]
-        except KeyError:
-            raise InternalError(f"page {digest} was never made here") from None
-
-    def holds(self, digest: str) -> bool:
-        """Whether this book made the page."""
-        return digest in self._by_digest
+    def page(self, digest: str) -> Page | None:
+        """The page of this digest; None when this book never made it."""
+        return self._by_digest.get(digest)
 
     def choose(self, numbers: Int64Array) -> PageChoice:
         """Pages that cover `numbers` (distinct run-level numbers), making what is missing."""

@@ -71,6 +71,7 @@ class Sender:
         self._backoff = backoff or Backoff()
         self._wanted = asyncio.Event()
         self._hurry = Pulse()
+        self._failing_since_s: float | None = None
 
     def wake(self) -> None:
         """There is something to send."""
@@ -80,6 +81,12 @@ class Sender:
         """Cut the current back-off short: somebody waits."""
         self._hurry.beat()
         self._wanted.set()
+
+    @property
+    def outage_s(self) -> float:
+        """Seconds since requests began to fail; 0 while they are answered."""
+        since_s = self._failing_since_s
+        return 0.0 if since_s is None else self._clock.monotonic_s() - since_s
 
     async def run(self) -> None:
         """Send for ever. Cancel-safe: a batch without an answer is sent again, the same bytes."""
@@ -95,6 +102,8 @@ class Sender:
 
     async def _send(self, request: Request) -> float:
         """One attempt; returns the seconds to wait before the next."""
+        if self._outbox.is_conflicted:
+            return await self._introduce(self._renew)
         self._ledger.requests_sent += 1
         try:
             answer = await self._transport.post(
@@ -106,9 +115,8 @@ class Sender:
             reply = self._apply(request, answer)
         except MetranaError as error:
             return await self._failed(request, error)
+        self._failing_since_s = None
         self._on_reply(reply)
-        if self._outbox.is_conflicted:
-            return await self._introduce(self._renew)
         if self._outbox.is_stuck:
             stuck = UnavailableError("several answers in a row settled nothing")
             return self._backoff.delay_s(stuck)
@@ -126,6 +134,8 @@ class Sender:
 
     async def _failed(self, request: Request, error: MetranaError) -> float:
         self._ledger.send_errors += 1
+        if self._failing_since_s is None:
+            self._failing_since_s = self._clock.monotonic_s()
         self._on_trouble(error)
         if isinstance(error, RunDeletedError):
             return 0.0  # Whoever was told has emptied the outbox.

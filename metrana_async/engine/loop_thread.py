@@ -19,6 +19,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
 
+from metrana_async.engine.io_thread import IoThread
 from metrana_async.errors import InternalError
 
 _Result = TypeVar("_Result")
@@ -64,11 +65,12 @@ class _Loop(asyncio.SelectorEventLoop):
 
 
 class LoopThread:
-    """An event loop in its own daemon thread."""
+    """An event loop in its own daemon thread; beside it, `io` makes the blocking file calls."""
 
     def __init__(self) -> None:
         for name in _IMPORTED_AHEAD:
             importlib.import_module(name)
+        self.io = IoThread()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name=_THREAD_NAME, daemon=True)

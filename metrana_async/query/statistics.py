@@ -268,11 +268,14 @@ class StatisticsQueries(ABC):
                 max, first, last, median, p0..p100, quantile:0..1.
             fn: statistics across environments: mean, std, min, max, median, p0..p100,
                 quantile:0..1; the count always comes with them.
-            by: attribute paths of environments that make groups; none = one group.
+            by: attribute paths of environments or of single episodes that make groups; an episode
+                has its own value, else its environment's. An environment whose episodes are in
+                several groups is a member of each, with those episodes. None = one group.
             rl_step_range: first and last rl_step to read, inclusive.
             episode_range: first and last episode to read, inclusive.
             env_ids: only these environments.
-            env_where: only environments whose attributes have these values.
+            env_where: only environments whose attributes have these values; under a path that
+                single episodes have values of, only such episodes.
             scale: EPISODE or ENVIRONMENT_STEP, where the metric is logged at both.
             labels: exactly the labels of the series.
             project: where the run is, if not in the client's project.

@@ -287,12 +287,14 @@ class RLInfo:
     Attributes:
         last_rl_step, last_episode: the highest that is visible; None without any.
         env_attributes: paths that environments can be grouped by.
+        episode_attributes: paths that single episodes have values of their own under.
     """
 
     envs_count: int
     last_rl_step: int | None
     last_episode: int | None
     env_attributes: tuple[str, ...]
+    episode_attributes: tuple[str, ...]
     series: tuple[RLSeriesInfo, ...]
 
 
@@ -354,6 +356,7 @@ def rl_info_from(content: Any) -> RLInfo:
             last_rl_step=content["last_rl_step"],
             last_episode=content["last_episode"],
             env_attributes=tuple(content["env_attributes"]),
+            episode_attributes=tuple(content.get("episode_attributes", ())),
             series=tuple(
                 RLSeriesInfo(**{field.name: row[field.name] for field in fields(RLSeriesInfo)})
                 for row in content["series"]

@@ -1,4 +1,7 @@
-"""`python -m metrana_async.server`: serve this machine's store until stopped; `… stop`: stop it."""
+"""`python -m metrana_async.server`: serve this machine's store until stopped.
+
+`… stop` stops it; `… backup FOLDER` and `… restore FOLDER` copy the store and put a copy back.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,11 @@ from metrana_async.errors import MetranaError, StoreFailedError
 
 
 def main(arguments: list[str]) -> int:
-    """Run the server, or stop the one that runs; returns the exit status."""
+    """Run the server, or do something about its store; returns the exit status."""
     try:
-        if arguments[:1] == ["stop"]:
-            return _stop(arguments[1:])
+        for word, command in (("stop", _stop), ("backup", _backup), ("restore", _restore)):
+            if arguments[:1] == [word]:
+                return command(arguments[1:])
         return _serve(arguments)
     except MetranaError as error:
         _say(str(error))
@@ -65,6 +69,31 @@ def _stop(arguments: list[str]) -> int:
     was_there = asyncio.run(local.stop(parsed.data_dir, timeout_s=parsed.timeout))
     data = locations.data_dir(parsed.data_dir)
     _say(f"stopped, store {data}" if was_there else f"none runs for {data}")
+    return 0
+
+
+def _backup(arguments: list[str]) -> int:
+    from metrana_async import locations
+    from metrana_async.server.settings import backup_parser
+    from metrana_async.server.store.sqlite.backup import back_up
+
+    parsed = backup_parser().parse_args(arguments)
+    data = locations.data_dir(parsed.data_dir)
+    made = back_up(data, parsed.folder)
+    _say(f"backed up {data}: {made.runs_count} runs, {made.nbytes} bytes in {made.database}")
+    return 0
+
+
+def _restore(arguments: list[str]) -> int:
+    from metrana_async import locations
+    from metrana_async.server.settings import restore_parser
+    from metrana_async.server.store.sqlite.backup import restore
+
+    parsed = restore_parser().parse_args(arguments)
+    data = locations.data_dir(parsed.data_dir)
+    replaced = restore(parsed.folder, data)
+    kept = "" if replaced is None else f"; what was there is in {replaced}"
+    _say(f"restored {parsed.folder} to {data}{kept}")
     return 0
 
 

@@ -63,7 +63,8 @@ def parser() -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(
         prog="python -m metrana_async.server",
         description="Ingestion and query server on this machine's store. "
-        "`python -m metrana_async.server stop` ends the one that runs.",
+        "`python -m metrana_async.server stop` ends the one that runs; `backup` and `restore` "
+        "copy its store and put a copy back.",
     )
     _add_data_dir(result)
     result.add_argument("--store", choices=("sqlite", "memory"), default="sqlite")
@@ -111,6 +112,29 @@ def stop_parser() -> argparse.ArgumentParser:
     result.add_argument(
         "--timeout", type=float, default=60.0, metavar="SECONDS", help="wait so long (default 60)"
     )
+    return result
+
+
+def backup_parser() -> argparse.ArgumentParser:
+    """The command line of `python -m metrana_async.server backup`."""
+    result = argparse.ArgumentParser(
+        prog="python -m metrana_async.server backup",
+        description="Copy this machine's store as it is now; its server may go on.",
+    )
+    result.add_argument("folder", type=Path, help="an empty or new folder for the backup")
+    _add_data_dir(result)
+    return result
+
+
+def restore_parser() -> argparse.ArgumentParser:
+    """The command line of `python -m metrana_async.server restore`."""
+    result = argparse.ArgumentParser(
+        prog="python -m metrana_async.server restore",
+        description="Put a backup in the place of this machine's store; its server must be down. "
+        "What was there is kept beside it.",
+    )
+    result.add_argument("folder", type=Path, help="the folder of the backup")
+    _add_data_dir(result)
     return result
 
 

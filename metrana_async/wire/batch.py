@@ -13,7 +13,7 @@ start, count, time_ms, value[, point_time_ms].
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import orjson
@@ -160,16 +160,40 @@ def _describe_segments(table: SegmentTable, writer: _BodyWriter) -> dict[str, An
     return {"series": table.series, "mode": table.mode.value, "columns": columns}
 
 
-def decode_batch(frame: Frame) -> Batch:
-    """Decode the batch of a batch frame.
+class BatchHead(NamedTuple):
+    """What a batch says of itself, without its columns."""
 
-    Values are read-only views of the frame's bytes; integer columns are fresh int64 arrays.
+    run_uid: str
+    writer_id: str
+    prev_digest: int
+    before: int
+    pages: tuple[str, ...]
+    lost: dict[str, int]
+
+
+def read_head(frame: Frame) -> BatchHead:
+    """Read the head of a batch frame; none of its columns is looked at.
 
     Raises:
-        ProtocolError: any length, index, count or enum is not what it must be. Whether pages
-            are known and indexes fit them is for the caller, who has the pages.
+        ProtocolError: the description is malformed.
     """
-    body = frame.body
+    description, _ = _description(frame.body)
+    try:
+        pages = (*description["series_pages"], *description["env_pages"])
+        return BatchHead(
+            run_uid=_hex_id(description["run"]),
+            writer_id=_hex_id(description["writer"]),
+            prev_digest=_natural(description["prev"]),
+            before=_natural(description.get("before", 0)),
+            pages=tuple(_hex_id(digest) for digest in pages),
+            lost=_read_lost(description.get("lost", {})),
+        )
+    except (KeyError, TypeError) as error:
+        raise ProtocolError(f"batch description is malformed: {error!r}") from error
+
+
+def _description(body: memoryview) -> tuple[dict[str, Any], memoryview]:
+    """The description of a batch body, and the column bytes behind it."""
     if len(body) < 4:
         raise ProtocolError("batch body is shorter than its length field")
     head_len = int.from_bytes(body[:4], "little")
@@ -180,7 +204,22 @@ def decode_batch(frame: Frame) -> Batch:
         description = orjson.loads(body[4 : 4 + head_len])
     except orjson.JSONDecodeError as error:
         raise ProtocolError(f"description is not JSON: {error}") from error
-    reader = _BodyReader(body[min(data_at, len(body)) :])
+    if not isinstance(description, dict):
+        raise ProtocolError("description is not an object")
+    return description, body[min(data_at, len(body)) :]
+
+
+def decode_batch(frame: Frame) -> Batch:
+    """Decode the batch of a batch frame.
+
+    Values are read-only views of the frame's bytes; integer columns are fresh int64 arrays.
+
+    Raises:
+        ProtocolError: any length, index, count or enum is not what it must be. Whether pages
+            are known and indexes fit them is for the caller, who has the pages.
+    """
+    description, columns = _description(frame.body)
+    reader = _BodyReader(columns)
     try:
         batch = Batch(
             run_uid=_hex_id(description["run"]),
@@ -194,7 +233,7 @@ def decode_batch(frame: Frame) -> Batch:
             monotonic_ms=int(description["mono"]),
             series_pages=tuple(_hex_id(d) for d in description["series_pages"]),
             env_pages=tuple(_hex_id(d) for d in description["env_pages"]),
-            points=[_read_points(columns, reader) for columns in description["points"]],
+            points=[_read_points(row, reader) for row in description["points"]],
             segments=[_read_segments(table, reader) for table in description["segments"]],
             attributes=[_read_attribute(row) for row in description.get("attributes", ())],
             lost=_read_lost(description.get("lost", {})),

@@ -91,6 +91,19 @@ def frame_digest(encoded: bytes | memoryview) -> int:
     return int(header[10]) << 32 | int(header[5])
 
 
+def claimed_bytes(data: bytes | memoryview, offset: int) -> int | None:
+    """Bytes that the frame at `offset` claims to have, header included.
+
+    None where no header of a frame stands or it is cut; nothing else is checked.
+    """
+    if len(data) - offset < HEADER_BYTES:
+        return None
+    magic, version, _, _, _, body_len, *_ = _HEADER.unpack_from(data, offset)
+    if magic != MAGIC or version != VERSION or body_len > limits.FRAME_BODY_BYTES:
+        return None
+    return HEADER_BYTES + int(body_len)
+
+
 def decode_frame(data: bytes | memoryview, offset: int = 0) -> Frame:
     """Decode the frame at `offset`.
 

@@ -193,6 +193,17 @@ def decode_message(cls: type[_Message], data: bytes | memoryview) -> _Message:
     return message
 
 
+def decode_answer(cls: type[_Message], data: bytes | memoryview) -> _Message:
+    """Decode a server's answer; UnavailableError, so retryable, where nothing can be made of it.
+
+    A captive portal or a confused proxy is no fault of the request: it is asked again.
+    """
+    try:
+        return decode_message(cls, data)
+    except ProtocolError as error:
+        raise UnavailableError(f"the server's answer makes no sense: {error}") from error
+
+
 def _scalar_fields(cls: Any) -> tuple[tuple[str, type | tuple[type, ...]], ...]:
     kinds: dict[str, type | tuple[type, ...]] = {
         "str": str,

@@ -47,7 +47,8 @@ class StatisticsQuery:
         env_id: the RL series of this environment.
         all_envs: the RL series of every environment, each of them reduced first.
         env_ids: only these environments.
-        env_where: only environments whose attributes have these values.
+        env_where: only environments (across them also: only episodes) whose attributes have these
+            values.
         episode: one episode.
         generation: of that episode, one that a restart superseded.
         axis: what x counts, one of `AXES`.
@@ -59,7 +60,7 @@ class StatisticsQuery:
         first: how points of a member (environment, run) are reduced to one number.
         functions: statistics to answer.
         over: what x counts across environments, one of `OVER`.
-        by: fields of a run, or attribute paths of an environment, that make groups.
+        by: fields of a run, or attribute paths of an environment or episode, that make groups.
         rl_step_range, episode_range: first and last to read, inclusive.
         at: the slice, one of `SLICES`; `at_number` is its rl_step or episode.
         order_by: a column, with ``-`` before it for the highest first.

@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from metrana_async.errors import InvalidQueryError, NotFoundError
-from metrana_async.server.query import across, aggregate, groups
+from metrana_async.server.query import across, aggregate, episode_keys, groups
+from metrana_async.server.query.episode_keys import OwnValues
 from metrana_async.server.query.line_points import rl_columns
 from metrana_async.server.query.near_names import nearest
 from metrana_async.server.query.service import EnvStepColumns, EpisodeColumns, QueryService
@@ -23,6 +24,7 @@ from metrana_async.wire.model import Family, FloatArray, Int64Array
 from metrana_async.wire.statistics import StatisticsQuery
 
 _TABLE_COLUMNS: Final = 24
+_NO_VALUES: Final[OwnValues] = {}
 _RL_FAMILIES: Final = (Family.EPISODE.value, Family.ENV_STEP.value)
 
 BoolArray = npt.NDArray[np.bool_]
@@ -48,6 +50,7 @@ def rl_info(service: QueryService, query: StatisticsQuery) -> dict[str, Any]:
         "last_rl_step": max(last_rl_steps, default=None),
         "last_episode": max(last_episodes, default=None),
         "env_attributes": sorted({path for _, path, _ in attributes}),
+        "episode_attributes": sorted({path for _, _, path, _ in service.episode_attributes(run)}),
         "series": series,
     }
 
@@ -111,21 +114,29 @@ def aggregate_environments(service: QueryService, query: StatisticsQuery) -> Tab
     first = query.first or "mean"
     aggregate.check_function(first, is_merge=False)
     columns = rl_columns(service, run, query.metric, query, rl_step_range=query.rl_step_range)
-    x = _axis(columns, query)
-    names = columns.env_names
-    is_wanted = wanted_envs(service, run, names, query)
-    taken = is_wanted[columns.env_no]
-    reduced = across.reduce_each(x[taken], columns.env_no[taken], columns.value[taken], first)
-    keys = env_keys(service, run, len(names), query.by)
-    envs = np.flatnonzero(is_wanted)
-    distinct, group_of_env = groups.partition([keys[env] for env in envs.tolist()])
-    group_of = np.zeros(len(names), dtype=np.int64)
-    group_of[envs] = group_of_env
-    members = [names[env] for env in envs.tolist()]
+    x, names = _axis(columns, query), columns.env_names
+    own = episode_keys.own_values(service.episode_attributes(run))
+    is_wanted = wanted_envs(service, run, names, query, own)
+    taken = is_wanted[columns.env_no] & _wanted_rows(service, run, columns, query, own)
+    env_no = columns.env_no[taken]
+    keys = env_keys(service, run, len(names), query.by, own)
+    if own.keys() & set(query.by):
+        episodes = episode_keys.distinct_episodes(env_no, columns.episode[taken])
+        distinct, group = groups.partition(episode_keys.episode_keys(episodes, query.by, own, keys))
+        found = episode_keys.members(group[episodes.of_row], env_no)
+        member, group_of_member, group_of_named = found.of_row, found.group, found.group
+        named = found.env_no
+    else:
+        named = np.flatnonzero(is_wanted)
+        distinct, group_of_named = groups.partition([keys[env] for env in named.tolist()])
+        member, group_of_member = env_no, np.zeros(len(names), dtype=np.int64)
+        group_of_member[named] = group_of_named
+    reduced = across.reduce_each(x[taken], member, columns.value[taken], first)
+    members = [names[env] for env in named.tolist()]
     return across_table(
-        across.reduce_across(reduced, group_of, functions),
+        across.reduce_across(reduced, group_of_member, functions),
         {
-            "groups": groups.describe_groups(query.by, distinct, group_of_env, members),
+            "groups": groups.describe_groups(query.by, distinct, group_of_named, members),
             "missing": [],
             "width": 1,
         },
@@ -133,9 +144,16 @@ def aggregate_environments(service: QueryService, query: StatisticsQuery) -> Tab
 
 
 def wanted_envs(
-    service: QueryService, run: RunRow, names: Sequence[str], query: StatisticsQuery
+    service: QueryService,
+    run: RunRow,
+    names: Sequence[str],
+    query: StatisticsQuery,
+    own: OwnValues = _NO_VALUES,
 ) -> BoolArray:
-    """Which environments a query is about, bool [n]; NotFoundError for one that is not there."""
+    """Which environments a query is about, bool [n]; NotFoundError for one that is not there.
+
+    Conditions on attributes in `own` are about single episodes: they are not looked at here.
+    """
     is_wanted = np.ones(len(names), dtype=bool)
     if query.env_ids is not None:
         number = {name: at for at, name in enumerate(names)}
@@ -147,22 +165,46 @@ def wanted_envs(
                 )
         is_wanted[:] = False
         is_wanted[[number[name] for name in query.env_ids]] = True
-    if query.env_where:
-        keys = env_keys(service, run, len(names), list(query.env_where))
-        wanted = list(query.env_where.values())
-        distinct, place = groups.partition([wanted, *keys])
-        del distinct
-        is_wanted &= place[1:] == place[0]
+    where = {path: v for path, v in (query.env_where or {}).items() if path not in own}
+    if where:
+        keys = env_keys(service, run, len(names), list(where))
+        is_right = np.zeros(len(names), dtype=bool)
+        is_right[episode_keys.matching(keys, list(where.values()))] = True
+        is_wanted &= is_right
     return is_wanted
 
 
+def _wanted_rows(
+    service: QueryService,
+    run: RunRow,
+    columns: EpisodeColumns | EnvStepColumns,
+    query: StatisticsQuery,
+    own: OwnValues,
+) -> BoolArray:
+    """Which rows are of episodes that have the values asked for, bool [n]."""
+    where = {path: v for path, v in (query.env_where or {}).items() if path in own}
+    if not where:
+        return np.ones(len(columns.env_no), dtype=bool)
+    of_envs = env_keys(service, run, len(columns.env_names), list(where), own)
+    episodes = episode_keys.distinct_episodes(columns.env_no, columns.episode)
+    keys = episode_keys.episode_keys(episodes, list(where), own, of_envs)
+    is_right = np.zeros(len(keys), dtype=bool)
+    is_right[episode_keys.matching(keys, list(where.values()))] = True
+    return is_right[episodes.of_row]
+
+
 def env_keys(
-    service: QueryService, run: RunRow, envs_count: int, by: Sequence[str]
+    service: QueryService,
+    run: RunRow,
+    envs_count: int,
+    by: Sequence[str],
+    own: OwnValues = _NO_VALUES,
 ) -> list[list[Any]]:
     """What each environment has under each attribute path; None where it has nothing.
 
     Raises:
-        NotFoundError: no environment of the run has an attribute of this path.
+        NotFoundError: no environment of the run has an attribute of this path, and no episode in
+            `own` either.
     """
     keys: list[list[Any]] = [[None] * len(by) for _ in range(envs_count)]
     if not by:
@@ -172,7 +214,7 @@ def env_keys(
     for env_no, path, value in attributes:
         if path in place and env_no < envs_count:
             keys[env_no][place[path]] = value
-    known = {path for _, path, _ in attributes}
+    known = {path for _, path, _ in attributes} | own.keys()
     for path in by:
         if path not in known:
             raise NotFoundError(

@@ -361,6 +361,14 @@ class QueryService:
             if row.env_no is not None and row.episode is None
         ]
 
+    def episode_attributes(self, run: RunRow) -> list[tuple[int, int, str, Any]]:
+        """Current attributes of single episodes as (env_no, episode, path, value)."""
+        return [
+            (row.env_no, row.episode, row.path, row.value)
+            for row in self.contents(run).attributes
+            if row.env_no is not None and row.episode is not None
+        ]
+
     def ledger(self, run: RunRow) -> dict[str, int]:
         """Where the run's committed points are; `visible` and `merged` are measured by reading.
 

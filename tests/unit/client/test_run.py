@@ -545,8 +545,9 @@ async def test_a_cloned_writer_takes_a_new_name_and_loses_nothing(server):
     original.log("original", [1.0, 2.0])
     await original.flush(20)
     writer = clone.front.writer
-    writer._request = replace(writer._request, writer_id=original.front.writer.writer_id)
-    writer._outbox._batcher.writer_id = writer.writer_id
+    membership = writer.membership
+    membership.request = replace(membership.request, writer_id=original.front.writer.writer_id)
+    writer._outbox.writer_id = writer._outbox._batcher.writer_id = writer.writer_id
     clone.log("clone", [3.0, 4.0, 5.0])
     statistics = await clone.flush(20)
     assert statistics.committed == 3
@@ -564,7 +565,7 @@ async def test_a_run_the_server_has_lost_is_told(server, start_server):
     run = await open_run(server)
     run.log("m", [1.0, 2.0])
     await run.flush(20)
-    run.front.writer._transport._server = start_server()
+    run.front.writer.membership._transport._server = start_server()
     run.log("m", 3.0)
     with pytest.raises(WaitTimeoutError, match="1 points"):
         await run.flush(0.5)

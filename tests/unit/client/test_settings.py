@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from metrana_async.errors import InitError
-from metrana_async.settings import resolve_settings
+from metrana_async.settings import DiskConfig, resolve_settings
 
 
 @pytest.fixture(autouse=True)
@@ -66,19 +66,29 @@ def test_an_unknown_choice_names_the_choices(monkeypatch):
         {"init_mode": "offline"},
         {"init_mode": "auto"},
         {"backpressure_strategy": "spool_then_raise"},
-        {"disk": "/tmp/spool"},
     ],
 )
-def test_what_needs_the_spool_is_refused(arguments):
-    """Nothing pretends to spool in a release without the spool."""
+def test_what_needs_the_spool_is_refused_without_it(arguments):
+    """disk=None switches the spool off: what stands on it is refused at the call."""
+    assert resolve_settings(project_name="p", **arguments)
     with pytest.raises(InitError, match="disk spool"):
-        resolve_settings(project_name="p", **arguments)
+        resolve_settings(project_name="p", disk=None, **arguments)
 
 
-def test_disk_default_is_accepted():
-    """Scripts that pass disk="default" or None keep working."""
-    assert resolve_settings(project_name="p", disk="default")
-    assert resolve_settings(project_name="p", disk=None)
+def test_the_spools_place_is_argument_then_environment_then_default(monkeypatch, tmp_path):
+    """A place that is given must be usable; the default is used where it can be."""
+    default = resolve_settings(project_name="p").disk
+    assert (default.path, default.is_required) == (None, False)
+    assert resolve_settings(project_name="p", disk=None).disk is None
+    monkeypatch.setenv("METRANA_DISK_SPOOL_DIR", "/from/environment")
+    assert resolve_settings(project_name="p").disk.path == "/from/environment"
+    assert resolve_settings(project_name="p", disk="default").disk.is_required is False
+    given = resolve_settings(project_name="p", disk=tmp_path).disk
+    assert (given.path, given.is_required) == (str(tmp_path), True)
+    config = DiskConfig("/x", quota_bytes=5)
+    assert resolve_settings(project_name="p", disk=config).disk is config
+    with pytest.raises(InitError, match="quota_bytes"):
+        resolve_settings(project_name="p", disk=DiskConfig("/x", quota_bytes=0))
 
 
 @pytest.mark.parametrize(

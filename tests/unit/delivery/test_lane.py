@@ -14,8 +14,14 @@ from metrana_async.errors import BatchTooLargeError, ProtocolError
 from metrana_async.statistics import Ledger
 from metrana_async.wire import limits
 from metrana_async.wire.acks import BatchReply, BatchStatus, IngestReply
-from metrana_async.wire.batch import decode_batch
-from metrana_async.wire.frames import FRAME_BATCH, FRAME_PAGE, frame_digest, iter_frames
+from metrana_async.wire.batch import decode_batch, read_head
+from metrana_async.wire.frames import (
+    FRAME_BATCH,
+    FRAME_PAGE,
+    decode_frame,
+    frame_digest,
+    iter_frames,
+)
 from metrana_async.wire.model import Family, Ordering, PointTable, SeriesDef
 
 RUN, WRITER = "a" * 32, "b" * 32
@@ -43,12 +49,12 @@ class World:
     def __init__(self) -> None:
         self.ledger = Ledger()
         batcher = Batcher(RUN, WRITER, series_of=series_of, env_of=str)
-        self.outbox = Outbox(batcher, self.ledger)
+        self.outbox = Outbox(batcher, batcher, self.ledger, run_uid=RUN, writer_id=WRITER)
 
     def seal(self, *points: int, lane: int = 0) -> None:
         for n in points:
             self.ledger.accepted += n
-            self.outbox.seal({lane: load(n)}, {})
+            self.outbox.seal({lane: load(n)}, {}, 0.0)
 
     def request(self) -> Request:
         request = self.outbox.next_request()
@@ -74,7 +80,8 @@ class World:
         self.reply(request, *replies, now_s=now_s)
 
     def assert_balanced(self) -> None:
-        statistics = self.ledger.snapshot(in_flight=self.outbox.queued_points)
+        in_memory = self.outbox.waiting_points - self.ledger.spooled
+        statistics = self.ledger.snapshot(in_flight=in_memory)
         assert statistics.is_balanced, statistics
 
 
@@ -179,7 +186,7 @@ def test_a_lying_answer_is_an_error_and_deletes_nothing(replies, changes):
     world.seal(3)
     with pytest.raises(ProtocolError):
         world.reply(world.request(), *replies, **changes)
-    assert world.outbox.queued_points == 3
+    assert world.outbox.waiting_points == 3
     world.assert_balanced()
 
 
@@ -219,11 +226,13 @@ def test_a_restored_server_gets_retained_batches_again():
 
 
 def test_beyond_the_retention_a_loss_is_declared():
-    """Forgotten batches become declarations in a mended chain, so that the lane goes on."""
+    """Stand-ins declare forgotten batches lost; what lies behind goes on as the same bytes."""
     world = World()
     world.seal(3)
+    forgotten = world.request().batches[0].digest
     world.store(now_s=0.0)
     world.seal(4)
+    retained = world.request().batches[0].frame
     world.store(now_s=RETENTION_S + 1.0)
     world.seal(5)
     world.outbox.on_marks({})
@@ -232,21 +241,47 @@ def test_beyond_the_retention_a_loss_is_declared():
     assert [b.seq for b in batches] == [1, 2, 3]
     assert batches[0].lost == {ROLLBACK: 3}
     assert [b.points_count for b in batches] == [0, 4, 5]
-    digests = [frame_digest(f.encoded) for f in frames]
-    assert [b.prev_digest for b in batches] == [0, *digests[:-1]]
+    assert [b.stands_for for b in batches] == [forgotten, 0, 0]
+    assert bytes(frames[1].encoded) == retained
+    assert batches[1].prev_digest == forgotten
     assert world.ledger.lost[ROLLBACK] == 3
     world.assert_balanced()
-    world.seal(6)
-    last = [f for f in iter_frames(world.request().body) if f.type == FRAME_BATCH][-1]
-    assert decode_batch(last).prev_digest == digests[-1]
+    world.store()
+    assert world.ledger.committed == 9
+    world.assert_balanced()
 
 
-def test_a_mark_beyond_what_was_sent_is_refused_at_open():
-    """An introduction that claims more than was sent is never permission to delete."""
+def test_a_mark_beyond_what_was_sealed_is_refused_at_open():
+    """A server that claims what nobody sealed lies; nothing is deleted for it."""
     world = World()
     world.seal(3)
     with pytest.raises(ProtocolError):
-        world.outbox.on_marks({0: 1})
+        world.outbox.on_marks({0: 2})
+    assert [b.seq for b in world.request().batches] == [1]
+
+
+def test_a_mark_beyond_what_was_sent_deletes_nothing():
+    """Somebody replayed our spool, or the server lies: the batches go out and are answered."""
+    world = World()
+    world.seal(3, 4)
+    world.outbox.on_marks({0: 2})
+    assert [b.seq for b in world.request().batches] == [1, 2]
+    world.reply(world.request(), *(BatchReply(0, n, BatchStatus.DUPLICATE) for n in (1, 2)))
+    assert (world.ledger.committed, world.outbox.is_empty()) == (7, True)
+    world.assert_balanced()
+
+
+def test_marks_of_somebody_else_twice_are_a_conflict():
+    """A cloned machine that is ahead of us: we take another name instead of asking for ever."""
+    world = World()
+    world.seal(3)
+    for _ in range(2):
+        assert not world.outbox.is_conflicted
+        with pytest.raises(ProtocolError):
+            world.reply(world.request(), stored(0, 1), acked={0: 99})
+    assert world.outbox.is_conflicted
+    world.outbox.rename("d" * 32, 0.0)
+    assert not world.outbox.is_conflicted
 
 
 def test_a_poison_batch_is_isolated_and_declared():
@@ -258,6 +293,8 @@ def test_a_poison_batch_is_isolated_and_declared():
     alone = world.request()
     assert [b.seq for b in alone.batches] == [1]
     world.outbox.on_refused(alone, error)
+    stand_in = world.request().batches[0]
+    assert decode_batch(decode_frame(stand_in.frame)).stands_for == alone.batches[0].digest
     assert world.ledger.rejected == {"batch_too_large": 3}
     world.assert_balanced()
     world.store()
@@ -276,7 +313,7 @@ def test_after_a_conflict_the_rest_is_sealed_under_a_new_name():
     world.reply(world.request(), BatchReply(0, 3, BatchStatus.CONFLICT, reason="clone"))
     assert world.outbox.is_conflicted
     marks = world.outbox.marks()
-    world.outbox.rename("d" * 32)
+    world.outbox.rename("d" * 32, 0.0)
     frames = [f for f in iter_frames(world.request().body) if f.type == FRAME_BATCH]
     (batch,) = map(decode_batch, frames)
     assert (batch.writer_id, batch.seq, batch.prev_digest) == ("d" * 32, 1, 0)
@@ -316,3 +353,138 @@ def test_giving_up_counts_what_was_queued():
     world.seal(3, 4)
     assert world.outbox.abandon() == 7
     assert world.outbox.is_empty()
+
+
+# --- what is on the disk only ------------------------------------------------------------------
+
+
+class SpoolWorld(World):
+    """A world whose outbox overflows: `disk` is what a spool would have, durable, in order."""
+
+    def __init__(self, *, in_memory: tuple[int, ...] = (), overflowing: tuple[int, ...] = ()):
+        super().__init__()
+        self.outbox.is_spooling = True
+        self.disk: list[bytes] = []
+        self.seal(*in_memory)
+        self.outbox.is_overflowing = True
+        self.seal(*overflowing)
+
+    def spool(self) -> None:
+        batches = self.outbox.unspooled()
+        self.disk += [sealed.frame for sealed in batches]
+        self.outbox.note_durable(batches)
+
+    def load(self, *positions: int) -> None:
+        for position in positions:
+            frame = decode_frame(self.disk[position])
+            self.outbox.load(frame, read_head(frame))
+
+
+def test_what_overflows_is_on_the_disk_only_and_comes_back_in_order():
+    """Spooled points are counted as such, take no memory, and are sent behind the older ones."""
+    world = SpoolWorld(in_memory=(3, 4), overflowing=(5, 6))
+    world.spool()
+    assert (world.ledger.spooled, world.outbox.waiting_points) == (18, 18)
+    assert world.outbox.queued_bytes == world.outbox.loaded_bytes
+    assert [b.seq for b in world.request().batches] == [1, 2]
+    world.store()
+    assert (world.ledger.spooled, world.outbox.is_empty()) == (11, False)
+    world.load(0, 1, 2, 3)
+    assert world.outbox.finish_loading()
+    assert [b.seq for b in world.request().batches] == [3, 4]
+    world.store()
+    assert (world.ledger.committed, world.ledger.spooled) == (18, 0)
+    assert world.outbox.is_empty()
+    world.assert_balanced()
+
+
+def test_new_points_go_behind_what_is_on_the_disk():
+    """While anything is on the disk only, what is sealed later is not sent before it."""
+    world = SpoolWorld(overflowing=(5,))
+    world.spool()
+    world.seal(7)
+    assert not world.outbox.finish_loading()
+    assert world.outbox.next_request() is None
+    world.load(0)
+    assert world.outbox.finish_loading()
+    assert [b.points_count for b in world.request().batches] == [5, 7]
+    world.store()
+    world.assert_balanced()
+
+
+def test_what_is_written_but_not_synced_is_not_taken_from_the_disk():
+    """A batch that may be lost with the power is sent from memory, and counted once."""
+    world = SpoolWorld(overflowing=(5, 6))
+    world.disk = [sealed.frame for sealed in world.outbox.unspooled()]
+    world.load(0, 1)
+    assert world.outbox.next_request() is None
+    assert world.outbox.finish_loading()
+    world.store()
+    assert (world.ledger.committed, world.ledger.spooled) == (11, 0)
+    world.assert_balanced()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_damaged_batches_are_declared_with_their_exact_number_of_points(seed):
+    """Whatever cannot be read back is lost and counted; everything else keeps its bytes."""
+    rng = np.random.default_rng(seed)
+    print("seed", seed)
+    sizes = rng.integers(1, 9, 8).tolist()
+    world = SpoolWorld(in_memory=sizes[:2], overflowing=sizes[2:])
+    world.spool()
+    readable = sorted(rng.choice(np.arange(2, 8), int(rng.integers(0, 7)), replace=False).tolist())
+    world.load(*readable)
+    world.outbox.give_up_unloaded()
+    lost = sum(sizes[2:]) - sum(sizes[position] for position in readable)
+    assert world.ledger.lost.total() == lost
+    batches = [decode_batch(decode_frame(b.frame)) for b in world.request().batches]
+    assert [b.seq for b in batches] == list(range(1, 9))
+    assert sum(sum(b.lost.values()) for b in batches) == lost
+    for position in readable:
+        assert world.request().batches[position].frame == world.disk[position]
+    for before, after in zip(batches, batches[1:], strict=False):
+        digest = frame_digest(world.request().batches[before.seq - 1].frame)
+        assert after.stands_for or after.prev_digest == (before.stands_for or digest)
+    world.assert_balanced()
+    world.store()
+    assert (world.ledger.spooled, world.outbox.is_empty()) == (0, True)
+    world.assert_balanced()
+    world.seal(2)
+    world.store()
+    world.assert_balanced()
+
+
+def test_a_dead_writers_leftovers_are_taken_up_at_the_servers_mark():
+    """Only what the server does not have is sent, under the identity it was sealed with."""
+    dead = SpoolWorld(in_memory=(3, 4, 5))
+    dead.spool()
+    heir = World()
+    heir.outbox.start_at({0: 1})
+    for encoded in dead.disk:
+        frame = decode_frame(encoded)
+        heir.outbox.load(frame, read_head(frame))
+    assert [b.frame for b in heir.request().batches] == dead.disk[1:]
+    assert heir.ledger.accepted == heir.ledger.spooled == 9
+    heir.assert_balanced()
+    heir.store()
+    assert (heir.ledger.committed, heir.ledger.spooled) == (9, 0)
+    heir.assert_balanced()
+
+
+def test_a_new_name_takes_nothing_of_the_disk_along():
+    """What is sealed anew is in memory again: the spool holds it under the old name only."""
+    world = SpoolWorld(in_memory=(3, 4))
+    world.spool()
+    assert world.outbox.finish_loading()
+    world.outbox.rename("d" * 32, 0.0)
+    assert (world.ledger.spooled, world.outbox.waiting_points) == (0, 7)
+    assert [b.points_count for b in world.outbox.unspooled()] == [3, 4]
+    world.assert_balanced()
+
+
+def test_foreign_frames_are_passed_over():
+    """A frame that another writer sealed is nobody's business here."""
+    world = SpoolWorld(overflowing=(5,))
+    frame = decode_frame(world.outbox.unspooled()[0].frame)
+    world.outbox.load(frame, read_head(frame)._replace(writer_id="e" * 32))
+    assert world.outbox.next_request() is None

@@ -64,7 +64,8 @@ async def test_a_hurry_cuts_a_pause_short():
     async def nothing() -> None: ...
 
     ledger = Ledger()
-    outbox = Outbox(Batcher("a" * 32, "b" * 32, series_of=None, env_of=str), ledger)
+    batcher = Batcher("a" * 32, "b" * 32, series_of=None, env_of=str)
+    outbox = Outbox(batcher, batcher, ledger, run_uid="a" * 32, writer_id="b" * 32)
     sender = Sender(
         HttpTransport(ServerAddress("http://127.0.0.1:1")),
         outbox,

@@ -18,17 +18,19 @@ DATABASE_NAME: Final = "metrana.db"
 LOCK_NAME: Final = "metrana.lock"
 
 
-def prepare_folder(folder: Path) -> None:
-    """Make the folder (mode 0700) and its database file (0600).
+def prepare_folder(folder: Path, *, is_to_serve: bool = True) -> None:
+    """Make the folder (mode 0700) and, where it is to be served, its database file (0600).
 
     Raises:
-        InitError: it cannot be made or written, or lies on a network file system.
+        InitError: it cannot be made or written, or is to be served from a network file system.
     """
     try:
         is_new = not folder.exists()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if is_new:
-            _sync_folder(folder.parent)
+            sync_folder(folder.parent)
+        if not is_to_serve:
+            return
         kind = network_file_system(folder)
         if kind is not None:
             raise InitError(
@@ -41,7 +43,7 @@ def prepare_folder(folder: Path) -> None:
         raise InitError(f"the data folder {folder} cannot be used: {error}") from error
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Make the folder's entries survive a power loss; SQLite does this for its own files."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

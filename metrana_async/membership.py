@@ -1,0 +1,211 @@
+"""A writer's standing with its server: admitted, alive, gone. Everything but the batches.
+
+Lives on the engine loop. A writer may start without having been admitted (offline, or nobody
+answered yet); its batches then carry the run uid of its own request until it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
+from typing import Final, TypeVar
+
+from metrana_async.delivery.retry import Backoff
+from metrana_async.engine.clock import Clock
+from metrana_async.errors import (
+    InitError,
+    MetranaError,
+    NotFoundError,
+    RejectedError,
+)
+from metrana_async.transport.base import Transport
+from metrana_async.wire.acks import Notice
+from metrana_async.wire.messages import (
+    HeartbeatReply,
+    HeartbeatRequest,
+    LeaveRequest,
+    OpenReply,
+    OpenRequest,
+    Seeds,
+    decode_answer,
+    encode_message,
+)
+
+REPLY_TIMEOUT_S: Final = 10.0
+
+_Reply = TypeVar("_Reply")
+
+
+class Membership:
+    """One writer incarnation in one run of one server."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        request: OpenRequest,
+        reply: OpenReply | None,
+        *,
+        clock: Clock,
+        on_notices: Callable[[Iterable[Notice]], None],
+        on_trouble: Callable[[MetranaError], None],
+        on_marks: Callable[[dict[int, int]], None],
+    ) -> None:
+        """Make a membership.
+
+        Args:
+            transport: carries the requests.
+            request: how the writer introduces itself, each time.
+            reply: its admission, or None where it was not admitted yet.
+            clock: for deadlines.
+            on_notices: called with what the server has to say.
+            on_trouble: called with failures that nobody waits for.
+            on_marks: called with the server's marks per lane whenever it was asked for them.
+        """
+        self.request = request
+        self.run_uid = request.run_uid
+        self.run_name = request.run_name or ""
+        self.generation = ""
+        self.is_admitted = False
+        self.is_creator = False
+        self._transport = transport
+        self._clock = clock
+        self._on_notices = on_notices
+        self._on_trouble = on_trouble
+        self._on_marks = on_marks
+        if reply is not None:
+            self._admit(reply)
+
+    def _admit(self, reply: OpenReply) -> None:
+        self.is_admitted = True
+        self.is_creator = reply.created
+        self.generation = reply.generation
+        self.run_uid, self.run_name = reply.run_uid, reply.run_name
+        # Introduced again, it must not ask for a generated name again.
+        self.request = replace(self.request, run_name=reply.run_name)
+
+    async def join(self, on_admitted: Callable[[OpenReply], None]) -> None:
+        """Ask until the server admits this writer.
+
+        Raises:
+            InitError: it refuses for good; nothing was sent.
+        """
+        backoff = Backoff()
+        while True:
+            try:
+                reply = await self._call("/writers/open", self.request, OpenReply, REPLY_TIMEOUT_S)
+            except MetranaError as error:
+                if not error.retryable and error.code != "auth":
+                    raise InitError(f"the server refuses the run: {error}") from error
+                self._on_trouble(error)
+                await asyncio.sleep(backoff.delay_s(error))
+                continue
+            self._admit(reply)
+            on_admitted(reply)
+            self._on_marks(reply.acked)
+            self._on_notices(reply.notices)
+            return
+
+    async def reopen(self) -> None:
+        """Introduce this writer again; the server may have gone back in time.
+
+        Raises:
+            MetranaError: it did not work.
+        """
+        reply = await self._call("/writers/open", self.request, OpenReply, REPLY_TIMEOUT_S)
+        if reply.run_uid != self.run_uid:
+            text = f"the server has lost run {self.run_name!r} and made another under its name"
+            raise RejectedError(text)
+        self.generation = reply.generation
+        self._on_marks(reply.acked)
+        self._on_notices(reply.notices)
+
+    async def reopen_quietly(self) -> None:
+        """Like `reopen`; a failure is told and tried again when the next answer shows the need."""
+        try:
+            await self.reopen()
+        except MetranaError as error:
+            self._on_trouble(error)
+
+    async def renew(self, writer_id: str) -> None:
+        """Join anew as another incarnation.
+
+        Raises:
+            MetranaError: it did not work; the membership is as before.
+        """
+        request = replace(self.request, writer_id=writer_id)
+        reply = await self._call("/writers/open", request, OpenReply, REPLY_TIMEOUT_S)
+        self.request = request
+        self.generation = reply.generation
+
+    async def seeds(self) -> Seeds:
+        """What the server knows of the run now.
+
+        Raises:
+            MetranaError: it does not answer.
+        """
+        request = self.request
+        return (await self._call("/writers/open", request, OpenReply, REPLY_TIMEOUT_S)).seeds
+
+    async def beat(self, counters: dict[str, int], timeout_s: float = REPLY_TIMEOUT_S) -> None:
+        """Show life and fetch notices. A failure is told, not raised."""
+        if not self.is_admitted:
+            return
+        request = HeartbeatRequest(self.run_uid, self.request.writer_id, counters)
+        try:
+            reply = await self._call("/writers/heartbeat", request, HeartbeatReply, timeout_s)
+        except NotFoundError:
+            await self.reopen_quietly()
+            return
+        except MetranaError as error:
+            self._on_trouble(error)
+            return
+        self._on_notices(reply.notices)
+        if reply.generation != self.generation:
+            await self.reopen_quietly()
+
+    async def leave(self, leave: LeaveRequest, timeout_s: float) -> bool:
+        """Say goodbye; whether the server heard it. A failure is told, not raised."""
+        if not self.is_admitted:
+            return False
+
+        def attempt(left_s: float) -> Awaitable[HeartbeatReply]:
+            return self._call("/writers/leave", leave, HeartbeatReply, left_s)
+
+        try:
+            reply = await retried(attempt, timeout_s, self._clock)
+        except MetranaError as error:
+            self._on_trouble(error)
+            return False
+        self._on_notices(reply.notices)
+        return True
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._transport.close()
+
+    async def _call(
+        self, path: str, request: object, reply: type[_Reply], timeout_s: float
+    ) -> _Reply:
+        answer = await self._transport.post(path, encode_message(request), timeout_s=timeout_s)
+        return decode_answer(reply, answer)
+
+
+async def retried(
+    attempt: Callable[[float], Awaitable[_Reply]], timeout_s: float, clock: Clock
+) -> _Reply:
+    """Repeat `attempt(seconds left)` while its error is retryable and time is left.
+
+    Raises:
+        MetranaError: the last attempt's error.
+    """
+    deadline_s = clock.monotonic_s() + timeout_s
+    backoff = Backoff()
+    while True:
+        try:
+            return await attempt(max(0.05, deadline_s - clock.monotonic_s()))
+        except MetranaError as error:
+            delay_s = backoff.delay_s(error)
+            if not error.retryable or clock.monotonic_s() + delay_s >= deadline_s:
+                raise
+        await asyncio.sleep(delay_s)

@@ -1,0 +1,148 @@
+"""Waiting until what was logged is stored, or at least on the disk for good. Engine loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Final, Protocol
+
+from metrana_async.delivery.outbox import Outbox
+from metrana_async.delivery.sender import Sender
+from metrana_async.delivery.spooling import Spooler
+from metrana_async.engine.clock import Clock
+from metrana_async.engine.inbox import Inbox
+from metrana_async.engine.pulse import Pulse
+from metrana_async.engine.supervisor import Supervisor
+from metrana_async.errors import WaitTimeoutError
+from metrana_async.membership import REPLY_TIMEOUT_S, Membership
+from metrana_async.pump import Pump
+from metrana_async.statistics import Statistics
+
+OUTAGE_S: Final = 3.0
+"""Seconds of failing requests after which a flush is content with the disk."""
+
+LEAVE_RESERVE_S: Final = 0.3
+"""What a flush leaves for its last question, whatever its deadline."""
+KEEP_RESERVE_S: Final = 0.3
+"""What a flush leaves for the disk when the server takes all its time."""
+
+_LOOK_EVERY_S: Final = 0.1
+
+
+class Waiting(Protocol):
+    """What a writer lets those see who wait for it."""
+
+    inbox: Inbox
+    clock: Clock
+    progress: Pulse
+    spooler: Spooler | None
+    membership: Membership
+    supervisor: Supervisor
+
+    @property
+    def run_name(self) -> str:
+        """The run's name."""
+        ...
+
+    def statistics(self) -> Statistics:
+        """The ledger now."""
+        ...
+
+    def counters(self) -> dict[str, int]:
+        """The ledger and the notices, as heartbeats carry them."""
+        ...
+
+
+class Settling:
+    """The waits of one writer."""
+
+    def __init__(self, writer: Waiting, outbox: Outbox, sender: Sender, pump: Pump) -> None:
+        self._writer = writer
+        self._outbox = outbox
+        self._sender = sender
+        self._pump = pump
+        self._clock = writer.clock
+
+    async def flush(self, mark: int, timeout_s: float) -> None:
+        """Wait until everything up to `mark` is stored, or on the disk where no server answers.
+
+        Raises:
+            WaitTimeoutError: it is neither after `timeout_s`.
+            MetranaError: the cause, when a task has died.
+        """
+        deadline_s = self._clock.monotonic_s() + timeout_s
+        await self.taken(mark, timeout_s)
+        marks = self._outbox.marks()
+        self._sender.hurry()
+        if self._writer.spooler is None:
+            await self._until(lambda: self._outbox.has_reached(marks), deadline_s, timeout_s)
+        elif not await self._is_delivered(marks, deadline_s):
+            await self._keep(marks, deadline_s, timeout_s)
+            return
+        left_s = max(LEAVE_RESERVE_S, deadline_s - self._clock.monotonic_s())
+        await self._writer.membership.beat(self._writer.counters(), min(REPLY_TIMEOUT_S, left_s))
+
+    async def failover(self, mark: int, timeout_s: float) -> None:
+        """Wait until everything up to `mark` is on the disk, or stored meanwhile.
+
+        Raises:
+            WaitTimeoutError: it is neither after `timeout_s`.
+        """
+        deadline_s = self._clock.monotonic_s() + timeout_s
+        await self.taken(mark, timeout_s)
+        await self._keep(self._outbox.marks(), deadline_s, timeout_s)
+
+    async def taken(self, mark: int, timeout_s: float) -> None:
+        """Wait until everything up to `mark` has left the inbox.
+
+        Raises:
+            WaitTimeoutError: it has not after `timeout_s`.
+        """
+        inbox, deadline_s = self._writer.inbox, self._clock.monotonic_s() + timeout_s
+        await self._until(lambda: inbox.taken_count >= mark, deadline_s, timeout_s)
+
+    async def _is_delivered(self, marks: Mapping[int, int], deadline_s: float) -> bool:
+        """Wait for the server as long as that makes sense; whether everything is stored."""
+        give_up_s = deadline_s - KEEP_RESERVE_S
+        while not self._outbox.has_reached(marks):
+            self._raise_failure()
+            left_s = give_up_s - self._clock.monotonic_s()
+            is_out = not self._writer.membership.is_admitted or self._sender.outage_s >= OUTAGE_S
+            if is_out or left_s <= 0:
+                return False
+            await self._writer.progress.wait(min(left_s, _LOOK_EVERY_S))
+        return True
+
+    async def _keep(self, marks: Mapping[int, int], deadline_s: float, timeout_s: float) -> None:
+        spooler = self._writer.spooler
+        assert spooler is not None
+        keeping = asyncio.ensure_future(spooler.keep())
+        left_s = max(0.05, deadline_s - self._clock.monotonic_s())
+        await asyncio.wait({keeping}, timeout=left_s)
+        if keeping.done():
+            keeping.result()
+        else:
+            # A disk that hangs is waited for by the thread that called it, not by us.
+            keeping.cancel()
+        await self._until(lambda: self._outbox.has_kept(marks), deadline_s, timeout_s)
+
+    async def _until(
+        self, is_reached: Callable[[], bool], deadline_s: float, timeout_s: float
+    ) -> None:
+        self._pump.wake()
+        while True:
+            self._raise_failure()
+            if is_reached():
+                return
+            left_s = deadline_s - self._clock.monotonic_s()
+            if left_s <= 0:
+                in_flight = self._writer.statistics().in_flight
+                raise WaitTimeoutError(
+                    f"run {self._writer.run_name!r}: {in_flight} points are not stored after "
+                    f"{timeout_s:g} s; they stay in flight"
+                )
+            await self._writer.progress.wait(left_s)
+
+    def _raise_failure(self) -> None:
+        if self._writer.supervisor.failure is not None:
+            raise self._writer.supervisor.failure
