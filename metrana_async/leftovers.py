@@ -11,6 +11,7 @@ import asyncio
 import concurrent.futures
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 from metrana_async.columns.names import check_name
@@ -135,6 +136,61 @@ async def follow_spool(
     return await arrive(future, NO_LIMIT_S)
 
 
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """What lies in one writer's directory.
+
+    Attributes:
+        directory: where.
+        run: workspace/project/run, "" where nothing says.
+        state: ``waiting`` (its process is gone), ``busy`` (it lives), or ``set_aside``.
+        nbytes: bytes of frames.
+        server: the server it is for.
+        text: why it was set aside.
+    """
+
+    directory: str
+    run: str
+    state: str
+    nbytes: int
+    server: str
+    text: str = ""
+
+
+def list_leftovers(
+    spool_dir: str | os.PathLike[str] | None, *, names: Names, server: ConnectionDefaults
+) -> list[Leftover]:
+    """What is there, in the order the writers started. Reads and changes nothing."""
+    disk = RealDisk()
+    top = str(spool_root(spool_dir or server.spool_dir, server.data_dir))
+    return [_leftover(disk, directory, meta) for directory, meta in _chosen(disk, top, names)]
+
+
+def _leftover(disk: Disk, directory: str, meta: layout.Meta | None) -> Leftover:
+    entries = disk.entries(directory)
+    nbytes = sum(e.size for e in entries if layout.segment_number(e.name) is not None)
+    why = layout.read_aside(disk, directory)
+    return Leftover(
+        directory,
+        "" if meta is None else meta.run_place,
+        "set_aside" if why is not None else _state(disk, directory),
+        nbytes,
+        "" if meta is None else meta.server,
+        why or "",
+    )
+
+
+def _state(disk: Disk, directory: str) -> str:
+    try:
+        lock = disk.lock(f"{directory}/{layout.LOCK}")
+    except OSError:
+        return "waiting"
+    if lock is None:
+        return BUSY
+    disk.unlock(lock)
+    return "waiting"
+
+
 Names = tuple["str | None", "str | None", "str | None"]
 """Workspace, project and run; None = any."""
 
@@ -180,31 +236,21 @@ def begin_replay(
                 "directory",
             )
         ways = _Ways(server, transport, timeout_s)
-        deliveries = [_deliver(directory, meta, ways, replayer) for directory, meta in left]
+
+        async def deliver(directory: str, meta: layout.Meta | None) -> ReplayReport:
+            report = await replayer(await ways.to_server_of(meta)).deliver(directory)
+            if on_report is not None:
+                on_report(report)
+            return report
+
         try:
-            if poll_s is not None:
-                return list(await asyncio.gather(*deliveries))  # writers at work side by side
-            reports = []
-            for delivery in deliveries:
-                reports.append(await delivery)
-                if on_report is not None:
-                    on_report(reports[-1])
-            return reports
+            if poll_s is not None:  # writers at work, side by side
+                return list(await asyncio.gather(*(deliver(*entry) for entry in left)))
+            return [await deliver(*entry) for entry in left]
         finally:
-            for delivery in deliveries:
-                delivery.close()
             await ways.close()
 
     return thread.submit(work)
-
-
-async def _deliver(
-    directory: str,
-    meta: layout.Meta | None,
-    ways: _Ways,
-    replayer: Callable[[Transport], Replayer],
-) -> ReplayReport:
-    return await replayer(await ways.to_server_of(meta)).deliver(directory)
 
 
 class _Ways:

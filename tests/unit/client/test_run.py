@@ -529,7 +529,7 @@ async def test_a_server_restored_from_a_backup_gets_everything_again(server, sta
     run.log("m", [3.0, 4.0])
     await run.flush(20)
     restored = start_server(backup)
-    run.front.writer._transport._server = restored
+    run.front.writer.membership._transport._server = restored
     run.log("m", 5.0)
     statistics = await run.flush(20)
     assert statistics.committed == 5

@@ -93,7 +93,7 @@ def restore(folder: Path, data_dir: Path) -> Path | None:
         with disk_errors(f"restoring {folder}"):
             _copy(source, part)
             _check(part)
-            replaced = _put_aside(data_dir) if database.exists() else None
+            replaced = _put_aside(database) if database.exists() else None
             part.replace(database)
             sync_folder(data_dir)
     return replaced
@@ -153,14 +153,18 @@ def _check(database: Path) -> int:
     return int(count)
 
 
-def _put_aside(data_dir: Path) -> Path:
+def _put_aside(database: Path) -> Path:
     """Keep what is there in a folder of its own and take its WAL out of the way."""
+    data_dir = database.parent
     aside = data_dir / time.strftime("replaced-%Y%m%dT%H%M%S", time.gmtime())
     number = 0
     while aside.exists():
         number += 1
         aside = aside.with_name(f"{aside.name.split('.')[0]}.{number}")
     aside.mkdir(mode=0o700)
+    with contextlib.suppress(sqlite3.Error), closing(connect(str(database), read_only=False)) as it:
+        # Whole in one file, where it still can be: then no moment has it without its WAL.
+        it.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     names = [DATABASE_NAME + ending for ending in ("", "-wal")]
     for name in names:
         with contextlib.suppress(FileNotFoundError):
