@@ -22,6 +22,7 @@ from metrana_async.errors import (
     InitError,
     MetranaError,
     RejectedError,
+    RunAlreadyExistsError,
     RunDeletedError,
     WaitTimeoutError,
 )
@@ -144,10 +145,10 @@ class _Delivery:
             OSError: the disk refuses.
         """
         hop, disk, directory = self._replayer.hop, self._replayer.disk, self._directory
+        self._meta = await hop(lambda: layout.read_meta(disk, directory))
         reason = await hop(lambda: layout.read_aside(disk, directory))
         if reason is not None and not self._replayer.is_retrying:
             return self.report(SET_ASIDE, reason)
-        self._meta = await hop(lambda: layout.read_meta(disk, directory))
         if self._meta is None:
             return await self._without_meta()
         meta = self._meta
@@ -281,14 +282,33 @@ class _Delivery:
         leave = (
             LeaveRequest(self._meta.run_uid, writer_id, is_dead=True)
             if end is None
-            else replace(end, run_uid=self._meta.run_uid, writer_id=writer_id)
+            else replace(
+                end,
+                run_uid=self._meta.run_uid,
+                writer_id=writer_id,
+                counters=self._settled(end.counters),
+            )
         )
         if not await membership.leave(leave, self._replayer.timeout_s):
             raise self._refusal or self._timed_out()
 
+    def _settled(self, counters: dict[str, int]) -> dict[str, int]:
+        """The writer's own last ledger, with what was spooled then where it is now."""
+        lost = dict(self._ledger.lost)
+        settled = dict(counters)
+        spooled = settled.get("spooled", 0)
+        settled["spooled"] = 0
+        settled["committed"] = settled.get("committed", 0) + spooled - sum(lost.values())
+        for reason, points in lost.items():
+            settled[f"lost/{reason}"] = settled.get(f"lost/{reason}", 0) + points
+        return settled
+
     # --- what comes of it ------------------------------------------------------------------------
     async def _not_delivered(self, error: MetranaError) -> ReplayReport:
         cause = error.__cause__ if isinstance(error, InitError) else error
+        if isinstance(cause, RunAlreadyExistsError):
+            text = f"{cause.message}; deliver it under another name (rename_to, --rename-to)"
+            return self.report(KEPT, text)
         if isinstance(cause, (RunDeletedError, RejectedError)):
             return await self._set_aside(str(cause))
         return self.report(KEPT, str(error))

@@ -27,6 +27,7 @@ from metrana_async.wire.queries import DEFAULT_WORKSPACE
 NOTES_PATH: Final = "sys/notes"
 ARCHIVED_PATH: Final = "sys/archived"
 TAGS_PATH: Final = "sys/tags"
+FORMER_NAMES_PATH: Final = "sys/former_names"
 
 
 @dataclass(frozen=True, slots=True)

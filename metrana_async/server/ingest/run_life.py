@@ -5,14 +5,22 @@ Functions over a loaded run; they change it and put the new rows into the commit
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from metrana_async.errors import RunAlreadyExistsError, RunDeletedError
 from metrana_async.server.ingest.attributes import apply_attribute
 from metrana_async.server.ingest.catalogue import Changes, RunState
-from metrana_async.server.store.base import DeletedRun, PointStore, RunRow
+from metrana_async.server.store.base import AttributeRow, DeletedRun, PointStore, RunRow
+from metrana_async.wire.messages import OpenRequest
 from metrana_async.wire.model import AttributeOp, AttributeUpdate
-from metrana_async.wire.run_life import ARCHIVED_PATH, NOTES_PATH, TAGS_PATH, RunChange
+from metrana_async.wire.run_life import (
+    ARCHIVED_PATH,
+    FORMER_NAMES_PATH,
+    NOTES_PATH,
+    TAGS_PATH,
+    RunChange,
+)
 
 
 def apply_change(store: PointStore, run: RunState, change: RunChange, changes: Changes) -> None:
@@ -28,6 +36,9 @@ def apply_change(store: PointStore, run: RunState, change: RunChange, changes: C
                 f"there is a run {change.name!r} in {row.workspace}/{row.project} already",
                 hint="choose another name, or rename or delete that run first",
             )
+        former = [*former_names(run.attributes.values()), row.name]
+        kept = AttributeUpdate(AttributeOp.SET, FORMER_NAMES_PATH, list(dict.fromkeys(former)))
+        apply_attribute(run, kept, changes)
         row.name = change.name
         run.is_row_changed = True
     updates: list[tuple[AttributeOp, str, Any]] = [
@@ -39,6 +50,28 @@ def apply_change(store: PointStore, run: RunState, change: RunChange, changes: C
     for op, path, value in updates:
         if value is not None:
             apply_attribute(run, AttributeUpdate(op, path, value), changes)
+
+
+def former_names(attributes: Iterable[AttributeRow]) -> list[str]:
+    """The names that a run with these attributes had before it was renamed."""
+    for row in attributes:
+        if row.env_no is None and row.episode is None and row.path == FORMER_NAMES_PATH:
+            return list(row.value)
+    return []
+
+
+def renamed_run(store: PointStore, request: OpenRequest) -> int | None:
+    """The run_no of the run that was renamed while the job that asks for it was at it, or None.
+
+    For everybody else the old name is free again.
+    """
+    for row in reversed(store.runs()):
+        is_theirs = (row.workspace, row.project) == (request.workspace, request.project)
+        if is_theirs and request.orchestration_id in row.orchestration_ids:
+            contents = store.run_contents(row.run_no, with_series=False)
+            if request.run_name in former_names(contents.attributes):
+                return row.run_no
+    return None
 
 
 def tombstone(row: RunRow, now_ms: int) -> DeletedRun:

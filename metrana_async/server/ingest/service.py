@@ -328,6 +328,8 @@ class IngestService:
         if run_no is None and name is not None:
             row = self._store.find_run(request.workspace, request.project, name)
             run_no = None if row is None else row.run_no
+            if row is None or request.orchestration_id not in row.orchestration_ids:
+                run_no = run_life.renamed_run(self._store, request) or run_no
         if run_no is not None:
             run = self._use(run_no)
             changes.runs[run_no] = run.state

@@ -68,6 +68,28 @@ def test_a_deleted_run_answers_its_late_writers(service, store, make_writer):
     service.maintain(0.1, everything=True)
 
 
+def test_the_same_job_finds_its_renamed_run_by_the_old_name(service, store, make_writer):
+    """Every former name, also after a restart; another job's old name is free again."""
+    first = make_writer()
+    uid = first.run_uid
+    for name in ("second", "third"):
+        service.change_run(uid, RunChange(name=name))
+    assert make_writer(run_name="second").run_uid == uid
+    late = make_writer(service=IngestService(store))  # a restarted server
+    assert late.run_uid == uid
+    assert [row.name for row in store.runs()] == ["third"]
+    assert attributes(store)["sys/former_names"] == ["run", "second"]
+
+    stranger = make_writer(orchestration_id="other")
+    assert stranger.run_uid != uid
+    assert {row.name for row in store.runs()} == {"third", "run"}
+    # Also where somebody else has the name by now, each job finds its own.
+    assert make_writer(service=IngestService(store)).run_uid == uid
+    assert make_writer(service=IngestService(store), orchestration_id="other").run_uid != uid
+    with pytest.raises(RunAlreadyExistsError):
+        make_writer(orchestration_id="third job")
+
+
 def test_a_delete_that_cannot_be_stored_leaves_the_run(service, store, make_writer, monkeypatch):
     """Nothing is half deleted."""
     writer = make_writer()
