@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import metrana_sync_shim as metrana
-from metrana_async.errors import NotFoundError, RunAlreadyExistsError
+from metrana_async.errors import InitError, NotFoundError, RunAlreadyExistsError
 from metrana_async.wire import limits
 from tests.conformance.runner import ServerProcess
 
@@ -236,19 +236,29 @@ def test_us75_one_name_twice_is_decided_by_the_strategy(own_place, monkeypatch, 
     with own_place.init("a") as run:
         run.log("x", 1.0)
     monkeypatch.setenv("METRANA_ORCHESTRATION_ID", "second-job")
-    with pytest.raises(RunAlreadyExistsError, match="resume_strategy='allow'"):
+
+    def init(strategy, name="a"):
+        if by == "argument":
+            return own_place.init(name, resume_strategy=strategy)
+        monkeypatch.setenv("METRANA_RESUME_STRATEGY", strategy)
+        return own_place.init(name)
+
+    refused = pytest.raises(RunAlreadyExistsError, match="first-job.*second-job.*allow.*first-job")
+    with refused:
         own_place.init("a")
-    chosen = {}
-    if by == "argument":
-        chosen = {"resume_strategy": "allow"}
-    else:
-        monkeypatch.setenv("METRANA_RESUME_STRATEGY", "allow")
-    with own_place.init("a", **chosen) as run:
+    with refused:
+        init("never")
+    for name in ("a", "unknown"):  # there is no third strategy: an error before training starts
+        with pytest.raises(InitError, match="must.*never.*allow|never.*allow.*must"):
+            init("must", name)
+    with init("allow") as run:
         run.log("x", 2.0)
     with own_place.reader() as reader:
         (info,) = reader.runs()
     assert (len(info.writers), info.orchestration_ids) == (2, ("first-job", "second-job"))
     assert own_place.points("x", "a") == [(0, 1.0), (1, 2.0)]
+    with init("allow", "new"), own_place.reader() as reader:
+        assert {run.name for run in reader.runs()} == {"a", "new"}
 
 
 # --- US-94 -------------------------------------------------------------------------------------
