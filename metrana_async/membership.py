@@ -49,7 +49,8 @@ class Membership:
         clock: Clock,
         on_notices: Callable[[Iterable[Notice]], None],
         on_trouble: Callable[[MetranaError], None],
-        on_marks: Callable[[dict[int, int]], None],
+        on_marks: Callable[[dict[int, int], dict[int, int]], None],
+        acked: Callable[[], dict[int, int]],
     ) -> None:
         """Make a membership.
 
@@ -60,7 +61,8 @@ class Membership:
             clock: for deadlines.
             on_notices: called with what the server has to say.
             on_trouble: called with failures that nobody waits for.
-            on_marks: called with the server's marks per lane whenever it was asked for them.
+            on_marks: called with the server's marks per lane, and ours when it was asked.
+            acked: our marks per lane now.
         """
         self.request = request
         self.run_uid = request.run_uid
@@ -73,6 +75,7 @@ class Membership:
         self._on_notices = on_notices
         self._on_trouble = on_trouble
         self._on_marks = on_marks
+        self._acked = acked
         if reply is not None:
             self._admit(reply)
 
@@ -102,7 +105,6 @@ class Membership:
                 continue
             self._admit(reply)
             on_admitted(reply)
-            self._on_marks(reply.acked)
             self._on_notices(reply.notices)
             return
 
@@ -112,12 +114,13 @@ class Membership:
         Raises:
             MetranaError: it did not work.
         """
+        when_asked = self._acked()
         reply = await self._call("/writers/open", self.request, OpenReply, REPLY_TIMEOUT_S)
         if reply.run_uid != self.run_uid:
             text = f"the server has lost run {self.run_name!r} and made another under its name"
             raise RejectedError(text)
         self.generation = reply.generation
-        self._on_marks(reply.acked)
+        self._on_marks(reply.acked, when_asked)
         self._on_notices(reply.notices)
 
     async def reopen_quietly(self) -> None:

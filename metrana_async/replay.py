@@ -171,6 +171,7 @@ class _Delivery:
             on_notices=_ignore,
             on_trouble=self._on_trouble,
             on_marks=outbox.on_marks,
+            acked=outbox.acked,
         )
         try:
             await self._join(membership, outbox)

@@ -74,13 +74,19 @@ class Settling:
         await self.taken(mark, timeout_s)
         marks = self._outbox.marks()
         self._sender.hurry()
-        if self._writer.spooler is None:
-            await self._until(lambda: self._outbox.has_reached(marks), deadline_s, timeout_s)
-        elif not await self._is_delivered(marks, deadline_s):
-            await self._keep(marks, deadline_s, timeout_s)
-            return
-        left_s = max(LEAVE_RESERVE_S, deadline_s - self._clock.monotonic_s())
-        await self._writer.membership.beat(self._writer.counters(), min(REPLY_TIMEOUT_S, left_s))
+        while True:
+            if self._writer.spooler is None:
+                await self._until(lambda: self._outbox.has_reached(marks), deadline_s, timeout_s)
+            elif not await self._is_delivered(marks, deadline_s):
+                await self._keep(marks, deadline_s, timeout_s)
+                return
+            left_s = max(LEAVE_RESERVE_S, deadline_s - self._clock.monotonic_s())
+            await self._writer.membership.beat(
+                self._writer.counters(), min(REPLY_TIMEOUT_S, left_s)
+            )
+            # The answer may have told that the server went back in time.
+            if self._outbox.has_reached(marks):
+                return
 
     async def failover(self, mark: int, timeout_s: float) -> None:
         """Wait until everything up to `mark` is on the disk, or stored meanwhile.

@@ -110,6 +110,7 @@ class Writer:
             on_notices=self._on_notices,
             on_trouble=self.on_trouble,
             on_marks=self._on_marks,
+            acked=self._acked,
         )
         self._sealed_uid = request.run_uid or self.membership.run_uid
         self._batcher = Batcher(
@@ -324,11 +325,14 @@ class Writer:
                 # Callers that go by a remembered number must look again.
                 self.plain.clear()
 
-    def _on_marks(self, acked: dict[int, int]) -> None:
+    def _on_marks(self, acked: dict[int, int], when_asked: dict[int, int]) -> None:
         """Queue again what the server does not have any more."""
-        self._outbox.on_marks(acked)
+        self._outbox.on_marks(acked, when_asked)
         self._sender.wake()
         self._publish()
+
+    def _acked(self) -> dict[int, int]:
+        return self._outbox.acked()
 
     def on_trouble(self, error: MetranaError) -> None:
         """Tell; of a run that was deleted training goes on, and all it logs is counted lost."""

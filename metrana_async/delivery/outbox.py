@@ -322,8 +322,16 @@ class Outbox:
             return
         self.lanes[request.batches[0].lane].replace_head(error.code)
 
-    def on_marks(self, acked: Mapping[int, int]) -> None:
+    def on_marks(
+        self, acked: Mapping[int, int], when_asked: Mapping[int, int] | None = None
+    ) -> None:
         """Compare with the server's complete high-water marks; queue again what it lost.
+
+        Args:
+            acked: the server's marks.
+            when_asked: our `acked` when the question left. Lanes that went on since are left
+                alone: the answer may be older than what they were told. Where the server did go
+                back in time, its next answer says so again.
 
         Raises:
             ProtocolError: a mark is beyond what was sealed; nothing was applied.
@@ -331,7 +339,8 @@ class Outbox:
         self._check_marks(acked)
         for number, lane in self.lanes.items():
             mark = acked.get(number, 0)
-            if mark < lane.acked_seq:
+            has_moved = when_asked is not None and when_asked.get(number, 0) != lane.acked_seq
+            if mark < lane.acked_seq and not has_moved:
                 lane.rewind(mark + 1)
         # A restored server may have lost pages too; sending them again is cheap.
         self._known_pages.clear()

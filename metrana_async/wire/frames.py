@@ -45,6 +45,7 @@ assert HEADER_BYTES == 40
 
 # Below this size compression cannot pay for its own frame.
 _COMPRESS_FROM_BYTES: Final = 512
+_FRAMES_LOOKED_AT: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,29 @@ def claimed_bytes(data: bytes | memoryview, offset: int) -> int | None:
     if magic != MAGIC or version != VERSION or body_len > limits.FRAME_BODY_BYTES:
         return None
     return HEADER_BYTES + int(body_len)
+
+
+def first_batch_start(data: bytes | memoryview, n_bytes: int) -> bytes:
+    """The first so many bytes of the body of the first batch frame; b"" where none is found soon.
+
+    Cheap, and checks nothing but what it has to.
+    """
+    offset = 0
+    for _ in range(_FRAMES_LOOKED_AT):
+        claimed = claimed_bytes(data, offset)
+        if claimed is None:
+            break
+        _, _, frame_type, codec, *_ = _HEADER.unpack_from(data, offset)
+        if frame_type == FRAME_BATCH:
+            body = memoryview(data)[offset + HEADER_BYTES : offset + claimed]
+            if codec == CODEC_PLAIN:
+                return bytes(body[:n_bytes])
+            try:
+                return zstandard.ZstdDecompressor().stream_reader(body).read(n_bytes)
+            except zstandard.ZstdError:
+                break
+        offset += claimed
+    return b""
 
 
 def decode_frame(data: bytes | memoryview, offset: int = 0) -> Frame:

@@ -158,7 +158,8 @@ class Batch:
     `before` is what the lane carried and declared lost before this batch: where the batches before
     it are gone, it says how many points went with them.
     `stands_for` is set in a batch that takes the place of another (damaged, refused, forgotten):
-    the digest of that other, with which the chain goes on behind it; 0 otherwise.
+    the digest of that other, with which the chain goes on behind it; 0 otherwise. Only such a
+    batch may leave `prev_digest` 0 behind another: its sender does not know it any more.
     """
 
     run_uid: str

@@ -34,6 +34,8 @@ from metrana_async.wire.pages import Page, decode_page
 UNRESOLVED: Final = -1
 CONFLICTING: Final = -2
 _DICTIONARIES_KEPT: Final = 256
+# More than one request carries: whatever a retry repeats is known.
+_DIGESTS_KEPT: Final = 2 * limits.REQUEST_BATCHES
 
 AttributeKey = tuple[int | None, int | None, str]
 PinKey = tuple[Family, str, str]
@@ -118,6 +120,9 @@ class RunState:
         self.env_names = list(contents.env_names)
         self.env_nos = {name: no for no, name in enumerate(self.env_names)}
         self.lanes = {(x.writer_no, x.lane): x for x in contents.lanes}
+        # Digests by sequence, newest last: what a cloned writer's retry is told apart by. In memory
+        # only: a server that has just started knows the last one, from the mark.
+        self._digests: dict[tuple[int, int], OrderedDict[int, int]] = {}
         self.attributes: dict[AttributeKey, AttributeRow] = {
             (a.env_no, a.episode, a.path): a for a in contents.attributes
         }
@@ -225,6 +230,18 @@ class RunState:
     def acked(self, writer_no: int) -> dict[int, int]:
         """High-water marks of a writer's lanes."""
         return {lane: x.seq for (no, lane), x in self.lanes.items() if no == writer_no}
+
+    def note_digest(self, key: tuple[int, int], seq: int, digest: int) -> None:
+        """Remember which batch (writer, lane) stored under a sequence, for a while."""
+        digests = self._digests.setdefault(key, OrderedDict())
+        digests[seq] = digest
+        while len(digests) > _DIGESTS_KEPT:
+            digests.popitem(last=False)
+
+    def recent_digest(self, key: tuple[int, int], seq: int) -> int | None:
+        """The digest that was stored under a sequence, or None when that is forgotten."""
+        digests = self._digests.get(key)
+        return None if digests is None else digests.get(seq)
 
 
 def _remember(kept: OrderedDict, key: tuple[str, ...], value: object) -> None:  # type: ignore[type-arg]  # both dictionaries

@@ -100,7 +100,7 @@ def test_golden_bytes_have_not_changed(name, encoded):
 
 
 def test_a_stand_in_travels_with_the_digest_it_stands_for():
-    """What stands for another batch names that one's digest and how much went before, to 64 bits."""
+    """What stands for another batch names its digest, and how much went before it."""
     stand_in = replace(BATCH, points=[], segments=[], before=7, stands_for=2**64 - 1)
     again = decode_batch(decode_frame(encode_batch(stand_in)))
     assert (again.before, again.stands_for) == (7, 2**64 - 1)

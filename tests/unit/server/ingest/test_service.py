@@ -16,6 +16,7 @@ from metrana_async.wire.frames import FRAME_BATCH, encode_frame
 from metrana_async.wire.messages import HeartbeatRequest
 from metrana_async.wire.model import AttributeOp, AttributeUpdate, Batch, StepMode
 from tests.unit.server.ingest.helpers import (
+    TestWriter,
     env_steps,
     episodes,
     i64,
@@ -40,6 +41,20 @@ def test_a_batch_is_stored_once(make_writer, store) -> None:
     assert again.replies[0].status is BatchStatus.DUPLICATE
     assert again.acked == {0: 1}
     assert values_of(store) == [(0, 1.0), (1, 2.0)]
+
+
+def test_other_bytes_under_a_sequence_are_a_conflict_also_behind_the_mark(
+    make_writer, store
+) -> None:
+    """A clone that lags behind is never told "duplicate" for points that nobody stored."""
+    writer = make_writer()
+    clone = TestWriter(writer.service, writer.number, run_uid=writer.run_uid)
+    for n in range(3):
+        writer.send(rows([None], [float(n)]))
+    body = clone.pages + clone.seal(rows([None], [9.0])) + clone.seal(rows([None], [8.0]))
+    statuses = [reply.status for reply in writer.deliver(body).replies]
+    assert statuses == [BatchStatus.CONFLICT, BatchStatus.CONFLICT]
+    assert values_of(store) == [(0, 0.0), (1, 1.0), (2, 2.0)]
 
 
 def test_a_hole_in_a_lane_is_answered_with_what_is_expected(make_writer, store) -> None:

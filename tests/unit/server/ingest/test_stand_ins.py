@@ -115,3 +115,31 @@ def test_a_claim_of_many_losses_does_not_hurt_the_run(kept: Kept) -> None:
     kept.restart(writer)
     assert writer.send(rows([None], [1.0])).replies[0].status is STORED
     assert kept.store.runs()[0].counters == {"lost:made_up": 2**63 - 1, "stored": 1}
+
+
+def test_a_stand_in_follows_a_batch_that_nobody_can_name_any_more(kept: Kept) -> None:
+    """A heir whose files begin in the middle of a lane fills the hole; the chain goes on behind."""
+    writer = kept.writer(1)
+    writer.open()
+    writer.send(rows([None], [1.0]))
+    original = batch(writer, 4, 77, rows([None], [4.0]))
+    unknown = 2**64 - 1
+    holes = [
+        batch(writer, 2, 0, stands_for=unknown, lost={"spool_damaged": 5}),
+        batch(writer, 3, 0, stands_for=77),
+    ]
+    assert statuses(writer, *holes) == [STORED, STORED]
+    assert statuses(writer, *holes) == [DUPLICATE, DUPLICATE]
+    kept.restart(writer)
+    assert statuses(writer, original) == [STORED]
+    assert kept.store.runs()[0].counters == {"stored": 2, "lost:spool_damaged": 5}
+
+
+def test_the_mark_of_an_unknown_batch_survives_a_restart(kept: Kept) -> None:
+    """Its digest is the greatest there is; the store must hold it."""
+    writer = kept.writer(1)
+    writer.open()
+    hole = batch(writer, 1, 0, stands_for=2**64 - 1)
+    assert statuses(writer, hole) == [STORED]
+    kept.restart(writer)
+    assert statuses(writer, hole) == [DUPLICATE]
