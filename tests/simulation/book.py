@@ -26,6 +26,8 @@ class Book:
 
     points: dict[int, Point] = field(default_factory=dict)
     next_value: int = 1
+    logged_s: dict[int, float] = field(default_factory=dict)
+    """When the call that carried a value was made."""
 
     def take(self, count: int) -> list[int]:
         """Values that were never used."""
@@ -34,7 +36,8 @@ class Book:
         assert self.next_value < VALUES_MAX, "float32 would not tell the values apart"
         return list(range(first, first + count))
 
-    def enter(self, values: list[int], client: str, metric: str, env_id: str | None = None) -> None:
+    def enter(self, values: list[int], point: Point, now_s: float) -> None:
         """The call that carried these values was taken."""
         for value in values:
-            self.points[value] = Point(client, metric, env_id)
+            self.points[value] = point
+            self.logged_s[value] = now_s

@@ -7,31 +7,26 @@ without steps, flushes in between. What each call carried is entered in the book
 from __future__ import annotations
 
 import random
-import secrets
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 
+from metrana_async import opening
 from metrana_async.engine.clock import SystemClock
-from metrana_async.errors import (
-    MetranaError,
-    ProtocolError,
-    QueueFullError,
-    UnavailableError,
-    WaitTimeoutError,
-)
+from metrana_async.errors import MetranaError, QueueFullError, WaitTimeoutError
 from metrana_async.front import Front
+from metrana_async.leftovers import ADOPT_EVERY_S, Adoption
 from metrana_async.run import Run
 from metrana_async.settings import Settings
 from metrana_async.statistics import CloseInfo, Statistics
 from metrana_async.transport.base import ServerAddress
 from metrana_async.transport.http import HttpTransport
-from metrana_async.wire.messages import OpenReply, OpenRequest, decode_message, encode_message
-from metrana_async.writer import Writer, retried
-from tests.simulation.book import Book
+from metrana_async.wire.messages import ProcessIdentity
+from metrana_async.writer import Writer
+from tests.simulation.book import Book, Point
+from tests.simulation.host import Host
 from tests.simulation.network import Network
 from tests.simulation.server import ADDRESS
 
@@ -51,6 +46,10 @@ class Habits:
         strategy: what it does when the inbox is full.
         capacity: points that the inbox holds.
         compression: "none" or "zstd".
+        mode: its `init_mode`.
+        spools: whether it has a disk spool.
+        adopts: whether it delivers what dead processes of its host left.
+        close_s: how long closing may take.
     """
 
     pause_s: float = 0.5
@@ -60,6 +59,10 @@ class Habits:
     strategy: str = "block"
     capacity: int = 1 << 20
     compression: str = "none"
+    mode: str = "online"
+    spools: bool = True
+    adopts: bool = True
+    close_s: float = 3600.0
 
 
 class Lane:
@@ -80,27 +83,29 @@ class Client:
     def __init__(
         self,
         network: Network,
+        host: Host,
         lane: Lane,
         book: Book,
         *,
         habits: Habits,
-        host: str | None = None,
         writer_id: str | None = None,
     ) -> None:
         self.lane = lane
-        self.number = len(lane.clients) + 1
-        self.name = f"{lane.name}.{self.number}"
+        self.host = host
+        self.name = f"{lane.name}.{len(lane.clients) + 1}"
         self.rng = random.Random(f"client {network.scheduler.seed} {self.name}")
-        self.process = network.process(self.name, host or f"host {lane.name}")
+        self.process, self.view, self._hop = host.process(self.name)
         self.habits = habits
         self.book = book
         self.writer_ids: list[str] = []
         self.writer: Writer | None = None
         self.info: CloseInfo | None = None
         self.fate = "alive"
-        """"alive", "closed" or "killed"."""
-        self.flushed: list[tuple[int, float]] = []
-        """After each flush that returned: the first value not covered by it, and when it was."""
+        """"alive", "closed", "killed" or "failed"."""
+        self.was_paused = False
+        self.lost_power = False
+        self.flushed: list[int] = []
+        """After each flush that returned: the first value not covered by it."""
         self.problems: list[str] = []
         self._network = network
         self._given_id = writer_id
@@ -117,7 +122,7 @@ class Client:
     @property
     def generation(self) -> str:
         """The server's life that it last heard of."""
-        return "" if self.writer is None else self.writer._generation
+        return "" if self.writer is None else self.writer.membership.generation
 
     @property
     def all_writer_ids(self) -> set[str]:
@@ -132,63 +137,80 @@ class Client:
             await self.join()
             for _ in range(self.habits.calls):
                 await self._one_call()
-            await self.close(3600.0)
+            await self.close(self.habits.close_s)
         except MetranaError as error:
             self.problems.append(f"{self.name}: {type(error).__name__}: {error}")
             self.fate = "failed"
 
     async def join(self) -> None:
-        """The handshake of `opening`, on this process's own loop."""
-        request = OpenRequest(
-            workspace="default",
-            project=PROJECT,
-            run_name="run",
-            orchestration_id="job",
-            resume_strategy="allow",
-            writer_id=self._given_id or secrets.token_hex(16),
-            logger_id=self.lane.name,
-            started_us=int(time.time() * 1e6),
+        """What `opening` does, on this process's own loop and disk."""
+        settings = self._settings()
+        request = replace(
+            opening._request(settings),
+            process=ProcessIdentity(host=self.host.name, pid=len(self.lane.clients)),
+            sdk_version="simulated",
         )
+        if self._given_id is not None:
+            request = replace(request, writer_id=self._given_id)
         self.writer_ids.append(request.writer_id)
-        transport = HttpTransport(ServerAddress("http://server", socket_path=ADDRESS))
-        self.process.at_burial.append(transport.close)
-        body = encode_message(request)
-
-        async def attempt(timeout_s: float) -> OpenReply:
-            answer = await transport.post("/writers/open", body, timeout_s=min(timeout_s, 30.0))
-            try:
-                return decode_message(OpenReply, answer)
-            except ProtocolError as error:
-                raise UnavailableError(f"an answer that makes no sense: {error}") from error
-
-        clock = SystemClock()
-        reply = await retried(attempt, _JOIN_TIMEOUT_S, clock)
-        habits = self.habits
-        settings = Settings(
-            project_name=PROJECT,
-            run_name=reply.run_name,
-            backpressure_strategy=habits.strategy,
-            queue_capacity=habits.capacity,
-            compression=habits.compression,
-            quiet=True,
-        )
+        transport = self._transport()
+        reply = None
+        if not settings.is_offline:
+            _, _, reply = await opening._shake_hands(settings, transport, request)
+        place = self.host.place(self.view, self._hop, settings) if self.habits.spools else None
         self.writer = Writer(
             settings,
-            request=replace(request, run_name=reply.run_name),
+            request=request,
             reply=reply,
             transport=transport,
             call_soon=self.process.loop.call_soon_threadsafe,
-            clock=clock,
+            clock=SystemClock(),
+            spool_place=place,
         )
         self.writer.start()
         self.run = Run(Front(self.writer))
-        self.note("joined")
+        self.note("joined" if reply is not None else "started without a server")
+        if self.habits.adopts:
+            self.process.spawn(self._adopt(self.host.adoption(self.view, self._hop)))
+
+    async def _adopt(self, adoption: Adoption) -> None:
+        transport = self._transport()
+        while True:
+            for report in await adoption.look(transport):
+                self.note(f"adoption {report.state}")
+            await self._sleep(ADOPT_EVERY_S)
+
+    def _transport(self) -> HttpTransport:
+        transport = HttpTransport(ServerAddress("http://server", socket_path=ADDRESS))
+        self.process.at_burial.append(transport.close)
+        return transport
+
+    def _settings(self) -> Settings:
+        habits = self.habits
+        return Settings(
+            project_name=PROJECT,
+            run_name="run",
+            orchestration_id="job",
+            resume_strategy="allow",
+            logger_id=self.lane.name,
+            init_mode=habits.mode,
+            backpressure_strategy=habits.strategy,
+            queue_capacity=habits.capacity,
+            compression=habits.compression,
+            init_timeout_secs=_JOIN_TIMEOUT_S,
+            quiet=True,
+        )
 
     def kill(self) -> None:
         """SIGKILL this client's process."""
-        self.note("client killed", self.statistics.committed)
-        self.fate = "killed"
-        self._network.kill(self.process)
+        self.host.kill(self.process, self.view)
+        self.has_been_killed()
+
+    def has_been_killed(self) -> None:
+        """Its process is gone, whoever it was."""
+        if self.fate == "alive":
+            self.note("client killed", self.statistics.committed, self.statistics.spooled)
+            self.fate = "killed"
 
     async def close(self, timeout_s: float) -> None:
         assert self.writer is not None
@@ -196,7 +218,10 @@ class Client:
             timeout_s, is_run_over=True, status="finished", exception_type=None
         )
         self.fate = "closed"
-        self.note("closed", self.info.statistics.committed)
+        statistics = self.info.statistics
+        self.note("closed", statistics.committed, statistics.spooled)
+        if statistics.spooled:
+            self.note("closed with leftovers")
 
     # --- the program ---------------------------------------------------------------------------
     async def _one_call(self) -> None:
@@ -233,7 +258,7 @@ class Client:
         except WaitTimeoutError:
             self.note("flush timed out")
         else:
-            self.flushed.append((covered, self.process.loop.time()))
+            self.flushed.append(covered)
             self.note("flushed", covered)
             self.on_flushed(covered)
 
@@ -252,7 +277,8 @@ class Client:
         pending = log()
         if self.writer.inbox.dropped_points == dropped:
             for metric, env_id, values in rows:
-                self.book.enter(values, self.name, metric, env_id)
+                point = Point(self.name, metric, env_id)
+                self.book.enter(values, point, self.process.loop.time())
         else:
             self.note("dropped", self.writer.inbox.dropped_points - dropped)
         return pending

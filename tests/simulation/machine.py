@@ -160,6 +160,7 @@ class Process:
         self.name = name
         self.host = host
         self.is_alive = True
+        self.died_s = float("inf")
         self.paused_until_s = 0.0
         self.wall_offset_s = 0.0
         self.connect: Callable[..., Coroutine[Any, Any, Any]]
@@ -264,6 +265,7 @@ class Scheduler:
         """SIGKILL: its loop is never stepped again."""
         if process.is_alive:
             process.is_alive = False
+            process.died_s = self.now_s
             self._alive.remove(process)
             self._dead.append(process)
             process.fail_waiting()

@@ -17,11 +17,17 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 from unittest.mock import patch
 
-from metrana_async.delivery import outbox
+from metrana_async import pump
+from metrana_async.delivery import outbox, spooling
+from metrana_async.replay import DELIVERED
+from metrana_async.spool import writer as spool_writer
+from metrana_async.wire.limits import WRITER_LIVE_S
 from tests.simulation.book import Book
 from tests.simulation.checker import Checker, stored_values
 from tests.simulation.client import Client, Habits, Lane
+from tests.simulation.host import Host
 from tests.simulation.machine import ProcessKilled, Scheduler
+from tests.simulation.model_disk import Directory, File, Troubles
 from tests.simulation.network import FAIR, Network, Weather
 from tests.simulation.server import ServerHost
 from tests.simulation.surroundings import real_monotonic_s, simulated
@@ -59,6 +65,7 @@ class World:
     def __init__(
         self, seed: int, *, keeps_trace: bool = False, left_out: Collection[str] = LEFT_OUT
     ) -> None:
+        self._seed = seed
         self._left_out = left_out
         self.scheduler = Scheduler(seed, keeps_trace=keeps_trace)
         self.rng = random.Random(f"world {seed}")
@@ -66,6 +73,7 @@ class World:
         self.main = self.network.process("world", "world")
         self.book = Book()
         self.lanes: list[Lane] = []
+        self.hosts: dict[str, Host] = {}
         self.clients: list[Client] = []
         self.rolled_back: set[str] = set()
         self.findings: list[str] = []
@@ -81,18 +89,19 @@ class World:
     async def live(self) -> None:
         """Faults, healing, the end."""
         self._draw_server()
-        await self.server.start()
-        for n in range(self.rng.choice((1, 1, 2, 3))):
-            lane = Lane(f"lane{n}")
-            self.lanes.append(lane)
-            self._start_client(lane)
+        if self.rng.random() < 0.8:
+            await self.server.start()
+        for _ in range(self.rng.choice((1, 1, 2, 3))):
+            self._start_client(self._new_lane())
         self.network.weather = self._draw_weather()
         ends_s = self.scheduler.now_s + self.rng.uniform(5.0, 40.0)
         while self.scheduler.now_s < ends_s:
             await asyncio.sleep(self.rng.expovariate(0.5))
+            self._sweep()
             await self._break_something()
         await self._heal()
         await self._until_all_are_through()
+        await self._sync()
 
     def check(self) -> None:
         """Compare what is stored with what was logged."""
@@ -128,6 +137,7 @@ class World:
     def _draw_habits(self) -> Habits:
         rng = self.rng
         strategy = rng.choice(("block", "block", "block", "drop_new", "raise"))
+        mode = rng.choice(("online", "online", "online", "auto", "offline"))
         return Habits(
             pause_s=rng.choice((0.05, 0.5, 2.0)),
             calls=rng.randint(5, 40),
@@ -136,20 +146,42 @@ class World:
             strategy=strategy,
             capacity=rng.choice((50, 1 << 20)) if strategy != "block" else 1 << 20,
             compression=rng.choice(("none", "zstd")),
+            mode=mode,
+            spools=mode != "online" or rng.random() < 0.85,
+            adopts=rng.random() < 0.8,
+            close_s=rng.choice((2.0, 3600.0)),
         )
 
     # --- clients -------------------------------------------------------------------------------
+    def _new_lane(self) -> Lane:
+        name = f"lane{len(self.lanes)}"
+        lane = Lane(name)
+        self.lanes.append(lane)
+        host = Host(self.network, f"host {name}", random.Random(f"{self._seed} {name}"))
+        host.disk_s = self.rng.choice((0.002, 0.02, 0.1))
+        if self.rng.random() < 0.1:
+            host.quota_bytes, host.is_prompt = 20_000, False
+        self.hosts[name] = host
+        return lane
+
     def _start_client(self, lane: Lane, *, writer_id: str | None = None) -> Client:
         client = Client(
-            self.network, lane, self.book, habits=self._draw_habits(), writer_id=writer_id
+            self.network,
+            self.hosts[lane.name],
+            lane,
+            self.book,
+            habits=self._draw_habits(),
+            writer_id=writer_id,
         )
+        if self.rng.random() < 0.1:
+            client.view.kill_in = self.rng.randrange(1, 60)
         client.on_flushed = lambda covered: self._check_flush(client, covered)
         self.clients.append(client)
         self._tasks.append(client.process.call(client.live()))
         return client
 
     def _check_flush(self, client: Client, covered: int) -> None:
-        """A flush that returned never lies: at this very moment everything before is stored."""
+        """A flush that returned never lies: at this very moment everything before is kept."""
         if client.generation in self.rolled_back:
             return  # what was acknowledged before may be gone, and it has not heard of that yet
         there = stored_values(self.server.store)
@@ -158,10 +190,12 @@ class World:
             for value, point in self.book.points.items()
             if point.client == client.name and value < covered and value not in there
         ]
-        declared = Counter(client.statistics.losses)
+        statistics = client.statistics
+        declared = Counter(statistics.losses)
         del declared["drop_new"]  # those were never entered
-        if len(missing) > declared.total():
-            text = f"{len(missing)} are not stored, {dict(declared)} declared"
+        # Which points the disk has is seen at the end, when it has been delivered.
+        if len(missing) > declared.total() + statistics.spooled:
+            text = f"{len(missing)} are not stored; {statistics}"
             self.findings.append(f"flush of {client.name} lied: {text}")
 
     # --- faults --------------------------------------------------------------------------------
@@ -179,6 +213,10 @@ class World:
             "backup": self._back_up,
             "rollback": self._roll_back,
             "clone": self._clone_client,
+            "power": self._cut_power,
+            "disk": self._trouble_a_disk,
+            "full": self._fill_a_disk,
+            "tamper": self._tamper,
         }
         for name in self._left_out:
             del faults[name]
@@ -222,9 +260,7 @@ class World:
         joined = [c for c in self.clients if c.fate == "alive" and c.writer is not None]
         if joined and len(self.lanes) < 5:
             twin = self.rng.choice(joined)
-            lane = Lane(f"lane{len(self.lanes)}")
-            self.lanes.append(lane)
-            self._start_client(lane, writer_id=twin.all_writer_ids.copy().pop())
+            self._start_client(self._new_lane(), writer_id=twin.all_writer_ids.copy().pop())
             self.note("cloned", twin.name)
 
     async def _pause(self) -> None:
@@ -234,6 +270,8 @@ class World:
             processes.append(self.server.process)
         if processes:
             process = self.rng.choice(processes)
+            for client in self.clients:
+                client.was_paused |= client.process is process
             process.paused_until_s = self.scheduler.now_s + self.rng.choice((1.0, 30.0, 130.0))
             self.note("paused", process.name)
 
@@ -248,6 +286,71 @@ class World:
         self.network.weather = self._draw_weather()
         if self.rng.random() < 0.5:
             self.network.replay_something()
+
+    # --- faults of a client's disk -------------------------------------------------------------
+    def _some_host(self) -> Host:
+        return self.rng.choice(list(self.hosts.values()))
+
+    async def _cut_power(self) -> None:
+        """A client's machine goes off; everybody on it is gone, and half-written things remain."""
+        host = self._some_host()
+        self._sweep()
+        self.note("power cut", host.name)
+        here = [c for c in self.clients if c.host is host and c.fate == "alive"]
+        for client in here:
+            client.lost_power = True
+            client.kill()
+        host.disk.lose_power()
+        if here and self.rng.random() < 0.7:
+            await asyncio.sleep(self.rng.uniform(0.0, 5.0))
+            self._start_client(here[0].lane)
+
+    async def _trouble_a_disk(self) -> None:
+        """Writes, syncs and names fail now and then for a while, or everything is slow."""
+        host, rng = self._some_host(), self.rng
+        host.is_prompt = False
+        share = rng.choice((0.1, 0.5, 1.0))
+        kind = rng.choice(("write", "sync", "names", "slow"))
+        self.note(f"disk trouble {kind}", host.name)
+        usual_s, usual = host.disk_s, host.disk.troubles
+        if kind == "slow":
+            host.disk_s = rng.choice((2.0, 40.0))
+        else:
+            host.disk.troubles = Troubles(
+                write_eio=share * (kind == "write"),
+                sync_eio=share * (kind == "sync"),
+                names_eio=share * (kind == "names"),
+            )
+        await asyncio.sleep(rng.uniform(0.0, 15.0))
+        host.disk_s, host.disk.troubles = usual_s, usual
+
+    async def _fill_a_disk(self) -> None:
+        host = self._some_host()
+        host.is_prompt = False
+        self.note("disk full", host.name)
+        host.disk.capacity_bytes = host.disk.used_bytes + self.rng.choice((0, 100, 3000))
+        await asyncio.sleep(self.rng.uniform(0.0, 15.0))
+        host.disk.capacity_bytes = 1 << 40
+
+    async def _tamper(self) -> None:
+        """Bits flip in what was synced, or somebody clears up the spool."""
+        host, rng = self._some_host(), self.rng
+        directories = host.leftovers()
+        if not directories:
+            return
+        host.is_tampered, host.is_prompt = True, False
+        directory = rng.choice(directories)
+        if rng.random() < 0.2:
+            self.note("spool removed", host.name)
+            host.disk.remove_tree(directory)
+            return
+        node = host.disk.find(directory)
+        assert isinstance(node, Directory)
+        files = [f for f in node.names.values() if isinstance(f, File) and f.data]
+        if files:
+            self.note("bits flipped", host.name)
+            file = rng.choice(files)
+            file.data[rng.randrange(len(file.data))] ^= 1 << rng.randrange(8)
 
     async def _shift_clock(self) -> None:
         client = self.rng.choice(self.clients)
@@ -275,19 +378,47 @@ class World:
         self.network.unblock_all()
         for client in self.clients:
             client.process.paused_until_s = 0.0
-        if self.server.process is not None:
-            self.server.process.paused_until_s = 0.0
+        if self.server.process is None:
+            await self.server.start()
+        assert self.server.process is not None
+        self.server.process.paused_until_s = 0.0
+        for client in self.clients:
+            client.view.kill_in = None
+
+    def _sweep(self) -> None:
+        """Notice who was killed in a call of the disk, and let those go who are through."""
+        for client in self.clients:
+            if client.fate == "closed" and client.process.is_alive:
+                client.host.kill(client.process, client.view)
+            if not client.process.is_alive:
+                client.has_been_killed()
 
     async def _until_all_are_through(self) -> None:
         ends_s = self.scheduler.now_s + HEAL_LIMIT_S
         while any(c.fate == "alive" for c in self.clients) and self.scheduler.now_s < ends_s:
             await asyncio.sleep(0.5)
+            self._sweep()
         for task in self._tasks:
             if not task.done():
                 continue
             error = task.exception()
             if error is not None and not isinstance(error, ProcessKilled):
                 self.findings.append(f"a program died: {error!r}")
+        # Until nobody who died counts as live any more.
+        await asyncio.sleep(WRITER_LIVE_S + 10.0)
+
+    async def _sync(self) -> None:
+        """Everybody's leftovers are delivered, wherever they are."""
+        self._sweep()
+        for host in self.hosts.values():
+            if not host.leftovers():
+                continue
+            for report in await host.sync():
+                self.note(f"sync {report.state}")
+                is_excused = host.is_tampered or host.disk.seen["power cut"]
+                if report.state != DELIVERED and not is_excused:
+                    text = f"{report.state}: {report.text} {report.statistics}"
+                    self.findings.append(f"leftovers on {host.name}: {text}")
         # Copies that are still under way change nothing.
         await asyncio.sleep(100.0)
 
@@ -300,6 +431,14 @@ def _tuned(rng: random.Random) -> Iterator[None]:
             stack.enter_context(patch.object(outbox, "RETENTION_S", 3.0))
         if rng.random() < 0.2:
             stack.enter_context(patch.object(outbox, "RETENTION_BYTES", 4000))
+        if rng.random() < 0.3:
+            stack.enter_context(patch.object(spooling, "OVERFLOW_BYTES", 3000))
+            stack.enter_context(patch.object(spooling, "OVERFLOW_BYTES_LIVE", 6000))
+            stack.enter_context(patch.object(spooling, "LOAD_BELOW_BYTES", 2000))
+        if rng.random() < 0.3:
+            stack.enter_context(patch.object(spool_writer, "SEGMENT_BYTES", 4000))
+        if rng.random() < 0.1:
+            stack.enter_context(patch.object(pump, "OUTBOX_BYTES", 20_000))
         yield
 
 
@@ -326,6 +465,8 @@ def run_seed(
     counts = scheduler.trace.counts
     counts["commit refused"] = world.server.store.failures["refused"]
     counts["commit ambiguous"] = world.server.store.failures["ambiguous"]
+    for host in world.hosts.values():
+        counts.update({f"disk: {kind}": count for kind, count in host.disk.seen.items()})
     return Report(
         seed,
         world.findings,
