@@ -355,14 +355,16 @@ class Ledger:
         return self.committed - placed - self.discarded_by_restart - self.superseded
 
 
-def rows_of(fact: type[_Fact]) -> Callable[[bytes], InfoList[_Fact]]:
-    """A decoder of answers that are JSON lists with an object for each fact."""
+def rows_of(fact: type[_Fact], below: str | None = None) -> Callable[[bytes], InfoList[_Fact]]:
+    """A decoder of JSON answers: a list with an object for each fact, alone or `below` a name."""
     names = [field.name for field in fields(fact)]  # type: ignore[arg-type]  # a dataclass
     values_of = itemgetter(*names)
 
     def decode(answer: bytes) -> InfoList[_Fact]:
         try:
-            return InfoList([fact(*values_of(row)) for row in orjson.loads(answer)])
+            content = orjson.loads(answer)
+            rows = content if below is None else content[below]
+            return InfoList([fact(*values_of(row)) for row in rows])
         except (KeyError, TypeError) as error:
             raise ProtocolError(f"the answer is no list of {fact.__name__}: {error!r}") from error
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import orjson
@@ -91,16 +92,12 @@ class RunQueries(ABC):
         self, *, project: str | None = None
     ) -> InfoList[AttributeDefinition]:
         """Every attribute path that a run of the project has, by name."""
-        content = await self._definitions(project)
-        return InfoList(
-            AttributeDefinition(**{**row, "kinds": tuple(row["kinds"])})
-            for row in content["attributes"]
-        )
+        found = await self._definitions(project, results.rows_of(AttributeDefinition, "attributes"))
+        return InfoList(replace(row, kinds=tuple(row.kinds)) for row in found)
 
     async def metric_definitions(self, *, project: str | None = None) -> InfoList[MetricDefinition]:
         """Every metric that a run of the project logs, by name."""
-        content = await self._definitions(project)
-        return InfoList(MetricDefinition(**row) for row in content["metrics"])
+        return await self._definitions(project, results.rows_of(MetricDefinition, "metrics"))
 
     async def series_summaries(
         self,
@@ -216,12 +213,11 @@ class RunQueries(ABC):
             workspace=self.workspace, project=project or self.project, run=_uid(run), **facts
         )
 
-    async def _definitions(self, project: str | None) -> dict[str, Any]:
+    async def _definitions(
+        self, project: str | None, decode: Callable[[bytes], _Result]
+    ) -> _Result:
         query = Query(workspace=self.workspace, project=project or self.project)
-        content = await self._post("/query/definitions", encode_query(query), orjson.loads)
-        if not isinstance(content, dict) or not {"attributes", "metrics"} <= content.keys():
-            raise ProtocolError("the answer has no definitions")
-        return content
+        return await self._post("/query/definitions", encode_query(query), decode)
 
     @abstractmethod
     async def _post(self, path: str, body: bytes, decode: Callable[[bytes], _Result]) -> _Result:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
@@ -26,7 +27,6 @@ from metrana_async.wire.model import Family
 from metrana_async.wire.run_life import ARCHIVED_PATH, NOTES_PATH, TAGS_PATH
 
 _END_STATES: Final = ("finished", "failed", "stopped")
-_METRIC: Final = ("family", "metric", "scale")
 _KINDS: Final = {type(None): 0, bool: 1, int: 2, float: 2, str: 3}
 
 
@@ -308,7 +308,7 @@ def definitions(
 ) -> dict[str, list[dict[str, Any]]]:
     """What the runs of a project log: its attributes and its metrics, each with its run count."""
     paths: dict[tuple[str, bool], dict[str, Any]] = {}
-    metrics: dict[tuple[Family, str, str], dict[str, Any]] = {}
+    metrics: Counter[tuple[str, Family, str]] = Counter()
     for contents in RunTable(service, service.run_rows(workspace, project)).contents:
         found: dict[tuple[str, bool], set[str]] = {}
         for a in contents.attributes:
@@ -319,15 +319,16 @@ def definitions(
             entry = paths.setdefault((path, is_env), empty)
             entry["kinds"] |= kinds
             entry["runs_count"] += 1
-        series = service.series_rows(contents.row)
-        for key in {(s.definition.family, s.definition.metric, s.definition.scale) for s in series}:
-            metrics.setdefault(key, {**dict(zip(_METRIC, key, strict=True)), "runs_count": 0})
-            metrics[key]["runs_count"] += 1
+        series = [row.definition for row in service.series_rows(contents.row)]
+        metrics.update({(of.metric, of.family, of.scale) for of in series})
     for entry in paths.values():
         entry["kinds"] = sorted(entry["kinds"])
     return {
         "attributes": [paths[key] for key in sorted(paths)],
-        "metrics": [metrics[key] for key in sorted(metrics, key=lambda k: (k[1], k))],
+        "metrics": [
+            {"family": family, "metric": metric, "scale": scale, "runs_count": count}
+            for (metric, family, scale), count in sorted(metrics.items())
+        ],
     }
 
 
