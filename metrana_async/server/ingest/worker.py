@@ -1,11 +1,12 @@
 """The one thread that owns an ingest service, and the asyncio side that talks to it.
 
-Requests queue; whatever ingest requests lie side by side in the queue become one commit. Idle, a
-request is committed at once; while more arrive than one commit takes, the worker waits up to a few
-milliseconds for company. Between groups it does the store's upkeep in slices.
+Requests queue; whatever ingest requests wait become one commit, in the turns of `fair_queue`.
+Idle, a request is committed at once; while more arrive than one commit takes, the worker waits up
+to a few milliseconds for company. Everything else (open, leave, …) has a queue of its own, which
+takes turns with the groups. Between them the worker does the store's upkeep in slices.
 
-The queue is bounded in bytes: beyond it a request is refused with `RateLimitedError`, and replies
-carry the credit that is left, so that clients slow down before that.
+The queue is bounded in bytes, by client: beyond that a request is refused with `RateLimitedError`,
+and replies carry the client's credit, so that it slows down before that. A client is a writer.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from metrana_async.errors import (
     StoreFailedError,
     UnavailableError,
 )
+from metrana_async.server.ingest.fair_queue import FairQueue, sender_of
 from metrana_async.server.ingest.service import IngestService
 from metrana_async.wire import limits
 from metrana_async.wire.acks import IngestReply
@@ -94,11 +96,12 @@ class IngestWorker:
         upkeep_interval_s: float = UPKEEP_INTERVAL_S,
     ) -> None:
         self._service = service
-        self._queue_bytes = queue_bytes
         self._window_s = window_s
         self._upkeep_interval_s = upkeep_interval_s
-        self._jobs: deque[_Job] = deque()
-        self._queued_bytes = 0
+        self._requests: FairQueue[_Job] = FairQueue(queue_bytes)
+        self._actions: deque[_Job] = deque()
+        self._is_turn_of_actions = True
+        self._clients_in_commit = 0
         self._is_stopping = False
         self._is_behind = False
         self._next_upkeep_s = 0.0
@@ -142,8 +145,9 @@ class IngestWorker:
             ProtocolError, BatchTooLargeError, NotFoundError: the request is refused.
             UnavailableError: the store cannot commit now.
         """
-        reply: IngestReply = await self._enqueue(lambda loop, f: _Job(loop, f, body=body))
-        return replace(reply, credit_bytes=self.credit_bytes)
+        client = sender_of(body)
+        reply: IngestReply = await self._enqueue(client, body=body)
+        return replace(reply, credit_bytes=self.credit_bytes(client))
 
     async def seal(self, *, everything: bool = False) -> None:
         """Do all upkeep that is due; with `everything`, seal all there is."""
@@ -162,31 +166,33 @@ class IngestWorker:
         if self._thread.ident is not None:
             await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
 
-    @property
-    def credit_bytes(self) -> int:
-        """Most bytes the next request may have, for there are others who send."""
-        free = self._queue_bytes - self._queued_bytes
-        return min(limits.REQUEST_BYTES, max(free // 4, _CREDIT_BYTES_MIN))
+    def credit_bytes(self, client: str) -> int:
+        """Most bytes the client's next request may have, for there are others who send."""
+        with self._changed:
+            also_active = max(0, self._clients_in_commit - 1)
+            share = self._requests.credit_bytes(client, also_active=also_active)
+        return min(limits.REQUEST_BYTES, max(share, _CREDIT_BYTES_MIN))
 
     async def _call(self, action: Callable[[], _Result]) -> _Result:
-        result: _Result = await self._enqueue(lambda loop, f: _Job(loop, f, action=action))
+        result: _Result = await self._enqueue("", action=action)
         return result
 
     def _enqueue(
-        self, make: Callable[[asyncio.AbstractEventLoop, asyncio.Future[Any]], _Job]
+        self, client: str, *, action: Callable[[], Any] | None = None, body: bytes | None = None
     ) -> asyncio.Future[Any]:
         loop = asyncio.get_running_loop()
-        job = make(loop, loop.create_future())
+        job = _Job(loop, loop.create_future(), action, body)
         with self._changed:
             if self._is_stopping:
                 raise UnavailableError("the server is shutting down")
-            # One request is admitted whatever its size when nothing waits.
-            if self._queued_bytes and self._queued_bytes + job.nbytes > self._queue_bytes:
+            if body is None:
+                self._actions.append(job)
+            elif self._requests.admits(client, job.nbytes):
+                self._requests.push(client, job.nbytes, job)
+            else:
                 raise RateLimitedError(
-                    f"{self._queued_bytes} bytes wait to be stored", retry_after_s=0.5
+                    f"{self._requests.nbytes} bytes wait to be stored", retry_after_s=0.5
                 )
-            self._jobs.append(job)
-            self._queued_bytes += job.nbytes
             self._changed.notify_all()
         return job.future
 
@@ -204,30 +210,29 @@ class IngestWorker:
     def _next_group(self) -> list[_Job] | None:
         """Jobs to do together; [] when it is time for upkeep, None when all is done."""
         with self._changed:
-            while not self._jobs:
+            self._clients_in_commit = 0
+            while not self._actions and self._requests.is_empty:
                 if self._is_stopping:
                     return None
                 wait_s = self._next_upkeep_s - time.monotonic()
                 if wait_s <= 0:
                     return []
                 self._changed.wait(wait_s)
-            if self._is_behind and not self._is_stopping and self._jobs[0].body is not None:
+            if self._actions and (self._is_turn_of_actions or self._requests.is_empty):
+                self._is_turn_of_actions = False
+                return [self._actions.popleft()]
+            self._is_turn_of_actions = True
+            if self._is_behind and not self._is_stopping:
                 self._wait_for_company()
-            group = [self._jobs.popleft()]
-            size = group[0].nbytes
-            while group[0].body is not None and self._jobs and self._jobs[0].body is not None:
-                size += self._jobs[0].nbytes
-                if size > GROUP_BYTES or len(group) == GROUP_REQUESTS:
-                    break
-                group.append(self._jobs.popleft())
-            self._queued_bytes -= sum(job.nbytes for job in group)
+            group = self._requests.take(bytes_max=GROUP_BYTES, count_max=GROUP_REQUESTS)
+            self._clients_in_commit = len(group)
             self._is_behind = len(group) > 1
             return group
 
     def _wait_for_company(self) -> None:
         """While behind, let a few more requests join the commit."""
         until = time.monotonic() + self._window_s
-        while self._queued_bytes < GROUP_BYTES and not self._is_stopping:
+        while self._requests.nbytes < GROUP_BYTES and not self._is_stopping:
             wait_s = until - time.monotonic()
             if wait_s <= 0:
                 return

@@ -8,12 +8,18 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from metrana_async.errors import NotFoundError, RateLimitedError, UnavailableError
+from metrana_async.errors import (
+    NotFoundError,
+    ProtocolError,
+    RateLimitedError,
+    UnavailableError,
+)
 from metrana_async.server.http.endpoint import answer
 from metrana_async.server.http.ingest import ingest_endpoints
 from metrana_async.server.ingest.service import IngestService
 from metrana_async.server.ingest.worker import IngestWorker
 from metrana_async.wire.acks import BatchStatus, decode_reply
+from metrana_async.wire.limits import REQUEST_BYTES
 from metrana_async.wire.messages import (
     HeartbeatReply,
     HeartbeatRequest,
@@ -120,6 +126,109 @@ async def test_a_full_queue_refuses_and_says_when_to_come_back(make_writer, serv
         service.gate.set()
         for job in (first, second):
             assert (await job).replies[0].status is BatchStatus.STORED
+
+
+@pytest.mark.asyncio
+async def test_a_greedy_writer_does_not_make_others_wait(make_writer, service) -> None:
+    """64 writers, one with 200 requests queued first: the next commit has one of each."""
+    writers = [make_writer() for _ in range(64)]
+    greedy, others = writers[0], writers[1:]
+    order = []
+
+    def note(body, writer):
+        job = asyncio.ensure_future(worker.ingest(body))
+        job.add_done_callback(lambda _: order.append(writer.number))
+        return job
+
+    bodies = [greedy.pages + greedy.seal(rows([None], [1.0])) for _ in range(200)]
+    service.gate.clear()
+    async with running(service) as worker:
+        jobs = [note(bodies[0], greedy)]
+        await entered(service)
+        jobs += [note(body, greedy) for body in bodies[1:]]
+        jobs += [note(w.pages + w.seal(rows([0], [1.0])), w) for w in others]
+        await asyncio.sleep(0)
+        service.gate.set()
+        replies = await asyncio.gather(*jobs)
+    assert all(r.replies[0].status is BatchStatus.STORED for r in replies)
+    assert service.groups[0] == 1
+    assert {w.number for w in others} <= set(order[: 1 + service.groups[1]])
+
+
+@pytest.mark.asyncio
+async def test_a_greedy_writer_leaves_room_and_credit_to_others(make_writer, service) -> None:
+    """It is refused while others are admitted, and is told less than they are."""
+    greedy, other = make_writer(), make_writer()
+    service.gate.clear()
+    body = greedy.pages + greedy.seal(rows([0], [1.0]))
+    async with running(service, queue_bytes=20 * len(body)) as worker:
+        jobs = [asyncio.ensure_future(worker.ingest(body))]
+        await entered(service)
+        jobs += [asyncio.ensure_future(worker.ingest(body)) for _ in range(10)]
+        await asyncio.sleep(0)
+        with pytest.raises(RateLimitedError):
+            await worker.ingest(body)
+        jobs.append(
+            asyncio.ensure_future(worker.ingest(other.pages + other.seal(rows([1], [1.0]))))
+        )
+        await asyncio.sleep(0)
+        service.gate.set()
+        assert {r.replies[0].status for r in await asyncio.gather(*jobs)} == {
+            BatchStatus.STORED,
+            BatchStatus.DUPLICATE,
+        }
+
+
+@pytest.mark.asyncio
+async def test_credit_shrinks_while_the_store_is_slow(make_writer, service) -> None:
+    """What waits takes from everybody's credit; once it is stored the credit is whole again."""
+    writer = make_writer()
+    body = writer.pages + writer.seal(rows([0], [1.0]))
+    service.gate.clear()
+    async with running(service) as worker:
+        assert worker.credit_bytes(writer.writer_id) == REQUEST_BYTES
+        first = asyncio.ensure_future(worker.ingest(body))
+        await entered(service)
+        waiting = [asyncio.ensure_future(worker.ingest(b"x" * REQUEST_BYTES))]
+        await asyncio.sleep(0)
+        assert worker.credit_bytes(writer.writer_id) == REQUEST_BYTES // 3
+        waiting.append(asyncio.ensure_future(worker.ingest(body)))
+        await asyncio.sleep(0)
+        assert worker.credit_bytes(writer.writer_id) < REQUEST_BYTES // 3
+        service.gate.set()
+        await asyncio.gather(first, *waiting, return_exceptions=True)
+        assert (await worker.ingest(body)).credit_bytes == REQUEST_BYTES
+
+
+@pytest.mark.asyncio
+async def test_an_empty_body_is_answered(make_writer, service) -> None:
+    """It is refused like any other that is no request, and does not wait for ever."""
+    async with running(service) as worker:
+        with pytest.raises(ProtocolError):
+            await asyncio.wait_for(worker.ingest(b""), 10)
+
+
+@pytest.mark.asyncio
+async def test_groups_and_everything_else_take_turns(make_writer, service) -> None:
+    """Neither a flood of points nor one of openings holds up the other."""
+    writer = make_writer()
+    bodies = [writer.pages + writer.seal(rows([k], [1.0])) for k in range(3)]
+    done = []
+    service.gate.clear()
+    async with running(service) as worker:
+        first = asyncio.ensure_future(worker.ingest(bodies[0]))
+        await entered(service)
+        beat = HeartbeatRequest(writer.run_uid, writer.writer_id)
+        jobs = [first]
+        for n in range(3):
+            jobs.append(asyncio.ensure_future(worker.heartbeat(beat)))
+            jobs[-1].add_done_callback(lambda _, n=n: done.append(f"beat {n}"))
+        jobs.append(asyncio.ensure_future(worker.ingest(bodies[1])))
+        jobs[-1].add_done_callback(lambda _: done.append("points"))
+        await asyncio.sleep(0)
+        service.gate.set()
+        await asyncio.gather(*jobs)
+    assert done == ["beat 0", "points", "beat 1", "beat 2"]
 
 
 @pytest.mark.asyncio
