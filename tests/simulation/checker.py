@@ -76,6 +76,9 @@ class Checker:
         self._book = book
         self._clients = clients
         self._rolled_back = rolled_back
+        self.has_clones = False
+        """Whether several processes wrote under one identity: what one of them kept on disk may
+        have had to be set aside."""
         self.findings = Findings()
         self.stored: dict[int, Stored] = {}
 
@@ -106,7 +109,9 @@ class Checker:
             ):
                 env_id = contents.env_names[env_no] if has_envs else None
                 self._take(value, Stored(writer_ids[writer_no], definition.metric, env_id))
-                key = (writer_ids[writer_no], env_id)
+                point = self._book.points.get(value)
+                whose = "" if point is None else point.client
+                key = (f"{whose} as {writer_ids[writer_no]}", env_id)
                 if value <= last.get(key, 0):
                     self.findings.add("order", f"{value} came after {last[key]} in {key}")
                 last[key] = value
@@ -146,7 +151,8 @@ class Checker:
         unexpected = {n: c for n, c in counters.items() if c and n not in declared and n != "late"}
         if unexpected:
             self.findings.add("server outcomes", str(unexpected))
-        if "lost:spool_damaged" in declared and not any(_may_be_damaged(c) for c in self._clients):
+        is_excused = self._rolled_back or any(_may_be_damaged(c) for c in self._clients)
+        if "lost:spool_damaged" in declared and not is_excused:
             self.findings.add("damage", f"{declared} with sound disks")
         if contents.row.state == "running":
             self.findings.add("state", "the run is still running though nobody is left")
@@ -188,7 +194,8 @@ class Checker:
         expected = statistics.committed + statistics.spooled
         # What was given up while it was under way may have arrived all the same.
         most = expected + lost["closed"]
-        least = statistics.committed if client.host.is_tampered else expected
+        is_kept = not client.host.is_tampered and not self.has_clones
+        least = expected if is_kept else statistics.committed
         if not least <= len(there) <= most:
             text = f"{client.name}: {len(there)} there, {least} to {most} expected; {statistics}"
             self.findings.add("conservation", text)
@@ -208,13 +215,14 @@ class Checker:
         """What a dead client leaves behind: what it had kept, and all but its last moments."""
         statistics = client.statistics
         least = statistics.committed
-        least += 0 if client.host.is_tampered else statistics.spooled
+        least += 0 if client.host.is_tampered or self.has_clones else statistics.spooled
         if least > len(there):
             text = f"{client.name}: {len(there)} there, {statistics}"
             self.findings.add("kept and gone", text)
         if not self._rolled_back and not _may_be_damaged(client):
             self._check_holes(client, mine, set(there))
         is_prompt = client.habits.spools and client.host.is_prompt and not client.was_paused
+        is_prompt &= not self.has_clones
         if is_prompt and not client.host.is_tampered:
             moment_s = POWER_MOMENT_S if client.lost_power else KILL_MOMENT_S
             old_s = client.process.died_s - moment_s
@@ -237,7 +245,7 @@ class Checker:
 
     def _check_kept(self, client: Client, mine: list[int], there: list[int]) -> None:
         """Whatever a flush said is kept is there at the end, or was declared lost."""
-        if not client.flushed or client.host.is_tampered:
+        if not client.flushed or client.host.is_tampered or self.has_clones:
             return
         present = set(there)
         missing = [v for v in mine if v < client.flushed[-1] and v not in present]

@@ -23,7 +23,7 @@ from metrana_async.settings import Settings
 from metrana_async.statistics import CloseInfo, Statistics
 from metrana_async.transport.base import ServerAddress
 from metrana_async.transport.http import HttpTransport
-from metrana_async.wire.messages import ProcessIdentity
+from metrana_async.wire.messages import OpenRequest, ProcessIdentity
 from metrana_async.writer import Writer
 from tests.simulation.book import Book, Point
 from tests.simulation.host import Host
@@ -88,7 +88,7 @@ class Client:
         book: Book,
         *,
         habits: Habits,
-        writer_id: str | None = None,
+        twin: Client | None = None,
     ) -> None:
         self.lane = lane
         self.host = host
@@ -108,7 +108,9 @@ class Client:
         """After each flush that returned: the first value not covered by it."""
         self.problems: list[str] = []
         self._network = network
-        self._given_id = writer_id
+        self._twin = twin
+        self.request: OpenRequest | None = None
+        """How it introduced itself."""
         lane.clients.append(self)
 
     def note(self, kind: str, *details: object) -> None:
@@ -145,13 +147,14 @@ class Client:
     async def join(self) -> None:
         """What `opening` does, on this process's own loop and disk."""
         settings = self._settings()
-        request = replace(
+        request = self.request = replace(
             opening._request(settings),
             process=ProcessIdentity(host=self.host.name, pid=len(self.lane.clients)),
             sdk_version="simulated",
         )
-        if self._given_id is not None:
-            request = replace(request, writer_id=self._given_id)
+        if self._twin is not None and self._twin.request is not None:
+            # A machine's snapshot that was taken after it had joined, and resumed twice.
+            request = self.request = self._twin.request
         self.writer_ids.append(request.writer_id)
         transport = self._transport()
         reply = None
@@ -226,6 +229,9 @@ class Client:
     # --- the program ---------------------------------------------------------------------------
     async def _one_call(self) -> None:
         rng, habits = self.rng, self.habits
+        assert self.writer is not None
+        if self.writer.writer_id != self.writer_ids[-1]:
+            self.writer_ids.append(self.writer.writer_id)
         kinds = [
             *(self._automatic, self._automatic, self._explicit, self._merge, self._mapping),
             *(self._episodes, self._numbered_episodes, self._rollout, self._episodic_rollout),

@@ -101,8 +101,8 @@ class InlineWorker(IngestWorker):
             self._process.scheduler.note(f"batch {answered.status.value}", answered.seq)
         return reply
 
-    def _enqueue(self, make: Any) -> Any:
-        future = super()._enqueue(make)
+    def _enqueue(self, *args: Any, **kwargs: Any) -> Any:
+        future = super()._enqueue(*args, **kwargs)
         self._plan()
         return future
 
@@ -113,9 +113,11 @@ class InlineWorker(IngestWorker):
 
     def _pass(self) -> None:
         self._is_due = False
-        if self._jobs:
-            self._run(self._next_group() or [])
-        if self._jobs:
+        # As if upkeep were due: then the queue is never waited for.
+        self._next_upkeep_s = 0.0
+        group = self._next_group()
+        if group:
+            self._run(group)
             self._plan()
 
     def _keep_up(self) -> None:

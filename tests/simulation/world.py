@@ -76,6 +76,7 @@ class World:
         self.hosts: dict[str, Host] = {}
         self.clients: list[Client] = []
         self.rolled_back: set[str] = set()
+        self.has_clones = False
         self.findings: list[str] = []
         self.server = ServerHost(self.network, random.Random(f"server {seed}"))
         self._favourite = self.rng.choice(("", "", "rollback", "rollback", "kill", "partition"))
@@ -106,6 +107,7 @@ class World:
     def check(self) -> None:
         """Compare what is stored with what was logged."""
         checker = Checker(self.server.store, self.book, self.clients, self.rolled_back)
+        checker.has_clones = self.has_clones
         self.findings += checker.check()
         self.findings += self.scheduler.problems
 
@@ -164,14 +166,17 @@ class World:
         self.hosts[name] = host
         return lane
 
-    def _start_client(self, lane: Lane, *, writer_id: str | None = None) -> Client:
+    def _start_client(self, lane: Lane, *, twin: Client | None = None) -> Client:
+        habits = self._draw_habits()
+        if twin is not None:
+            habits = replace(habits, mode=twin.habits.mode, spools=twin.habits.spools)
         client = Client(
             self.network,
             self.hosts[lane.name],
             lane,
             self.book,
-            habits=self._draw_habits(),
-            writer_id=writer_id,
+            habits=habits,
+            twin=twin,
         )
         if self.rng.random() < 0.1:
             client.view.kill_in = self.rng.randrange(1, 60)
@@ -260,7 +265,8 @@ class World:
         joined = [c for c in self.clients if c.fate == "alive" and c.writer is not None]
         if joined and len(self.lanes) < 5:
             twin = self.rng.choice(joined)
-            self._start_client(self._new_lane(), writer_id=twin.all_writer_ids.copy().pop())
+            self._start_client(self._new_lane(), twin=twin)
+            self.has_clones = True
             self.note("cloned", twin.name)
 
     async def _pause(self) -> None:
@@ -415,7 +421,8 @@ class World:
                 continue
             for report in await host.sync():
                 self.note(f"sync {report.state}")
-                is_excused = host.is_tampered or host.disk.seen["power cut"]
+                # What a clone left that another wrote differently is kept for people to see.
+                is_excused = host.is_tampered or host.disk.seen["power cut"] or self.has_clones
                 if report.state != DELIVERED and not is_excused:
                     text = f"{report.state}: {report.text} {report.statistics}"
                     self.findings.append(f"leftovers on {host.name}: {text}")
