@@ -27,6 +27,7 @@ class Client:
         self.frames: list[bytes] = []
         self.acked = 0
         self.duplicates = 0
+        self.credits: list[int] = []
         self.ended: Exception | None = None
 
     def open(self) -> None:
@@ -61,6 +62,7 @@ class Client:
                 self.duplicates += one.status is BatchStatus.DUPLICATE
             assert reply.acked[0] == self.acked + len(sent)
             self.acked = reply.acked[0]
+            self.credits.append(reply.credit_bytes)
 
     def try_to(self, *steps) -> bool:
         """Whether the server lived through these."""
