@@ -21,6 +21,9 @@ from metrana_async.statistics import Statistics
 OUTAGE_S: Final = 3.0
 """Seconds of failing requests after which a flush is content with the disk."""
 
+PROBE_S: Final = 1.0
+"""Seconds that one more request gets in an outage before a flush is content with the disk."""
+
 LEAVE_RESERVE_S: Final = 0.3
 """What a flush leaves for its last question, whatever its deadline."""
 KEEP_RESERVE_S: Final = 0.3
@@ -108,13 +111,21 @@ class Settling:
         await self._until(lambda: inbox.taken_count >= mark, deadline_s, timeout_s)
 
     async def _is_delivered(self, marks: Mapping[int, int], deadline_s: float) -> bool:
-        """Wait for the server as long as that makes sense; whether everything is stored."""
+        """Wait for the server as long as that makes sense; whether everything is stored.
+
+        In an outage that is until one more request has failed: it may be over.
+        """
         give_up_s = deadline_s - KEEP_RESERVE_S
+        probe_s = self._clock.monotonic_s() + PROBE_S
+        attempts_count = self._sender.attempts_count
         while not self._outbox.has_reached(marks):
             self._raise_failure()
             left_s = give_up_s - self._clock.monotonic_s()
-            is_out = not self._writer.membership.is_admitted or self._sender.outage_s >= OUTAGE_S
-            if is_out or left_s <= 0:
+            is_out = self._sender.outage_s >= OUTAGE_S and (
+                self._sender.has_failed_since(attempts_count)
+                or self._clock.monotonic_s() >= probe_s
+            )
+            if is_out or left_s <= 0 or not self._writer.membership.is_admitted:
                 return False
             await self._writer.progress.wait(min(left_s, _LOOK_EVERY_S))
         return True

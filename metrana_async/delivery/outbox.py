@@ -24,7 +24,7 @@ from metrana_async.statistics import Ledger
 from metrana_async.wire import limits
 from metrana_async.wire.acks import BatchReply, BatchStatus, IngestReply
 from metrana_async.wire.batch import BatchHead
-from metrana_async.wire.frames import Frame
+from metrana_async.wire.frames import Frame, iter_frames
 from metrana_async.wire.model import Batch
 from metrana_async.wire.pages import Page
 
@@ -34,6 +34,8 @@ RETENTION_BYTES: Final = 32 << 20
 _NO_PROGRESS_MAX: Final = 3
 # One such answer may be somebody else's that went astray.
 _FOREIGN_MARKS_MAX: Final = 2
+# About half a minute of tries: a proxy that changes bytes is an outage, no reason to lose them.
+_UNREAD_MAX: Final = 8
 
 
 class Pages(Protocol):
@@ -89,6 +91,7 @@ class Outbox:
         self._known_pages: set[str] = set()
         self._credit_bytes = limits.REQUEST_BYTES
         self._is_isolating = False
+        self._unread_count = 0
         self._no_progress_count = 0
         self._unqueued_bytes = 0
         self._foreign_marks_count = 0
@@ -281,6 +284,7 @@ class Outbox:
                 self.lanes[answered.lane].apply(answered, now_s)
         self._credit_bytes = reply.credit_bytes or limits.REQUEST_BYTES
         self._is_isolating = False
+        self._unread_count = 0
         has_progressed = self.queued_bytes < before
         self._no_progress_count = 0 if has_progressed else self._no_progress_count + 1
         self.forget(now_s)
@@ -311,16 +315,26 @@ class Outbox:
     def _pages_of(request: Request) -> set[str]:
         return {digest for sealed in request.batches for digest in sealed.pages}
 
-    def on_refused(self, request: Request, error: MetranaError) -> None:
+    def on_refused(self, request: Request, error: MetranaError) -> bool:
         """The server refused a whole request for good: find the batch it cannot take.
 
         Requests carry one batch each until the culprit is alone; then a declaration of loss
-        takes its place.
+        takes its place. But what cannot be read there and can be read here was most likely
+        damaged on the way: then the same bytes go again, some times.
+
+        Returns:
+            Whether to pause before the next request.
         """
         if len(request.batches) > 1:
             self._is_isolating = True
-            return
+            return False
+        is_unread = isinstance(error, ProtocolError) and _is_readable(request.body)
+        if is_unread and self._unread_count < _UNREAD_MAX:
+            self._unread_count += 1
+            return True
+        self._unread_count = 0
         self.lanes[request.batches[0].lane].replace_head(error.code)
+        return False
 
     def on_marks(
         self, acked: Mapping[int, int], when_asked: Mapping[int, int] | None = None
@@ -401,3 +415,12 @@ class Outbox:
         self.is_overflowing = False
         self._unqueued_bytes = 0
         return points
+
+
+def _is_readable(body: bytes) -> bool:
+    try:
+        for _ in iter_frames(body):
+            pass
+    except MetranaError:
+        return False
+    return True

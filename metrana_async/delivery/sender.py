@@ -72,6 +72,7 @@ class Sender:
         self._wanted = asyncio.Event()
         self._hurry = Pulse()
         self._failing_since_s: float | None = None
+        self._failed_attempt = 0
 
     def wake(self) -> None:
         """There is something to send."""
@@ -87,6 +88,15 @@ class Sender:
         """Seconds since requests began to fail; 0 while they are answered."""
         since_s = self._failing_since_s
         return 0.0 if since_s is None else self._clock.monotonic_s() - since_s
+
+    @property
+    def attempts_count(self) -> int:
+        """Requests begun so far."""
+        return self._ledger.requests_sent
+
+    def has_failed_since(self, attempts_count: int) -> bool:
+        """Whether a request failed that was begun after so many others."""
+        return self._failed_attempt > attempts_count
 
     async def run(self) -> None:
         """Send for ever. Cancel-safe: a batch without an answer is sent again, the same bytes."""
@@ -134,6 +144,7 @@ class Sender:
 
     async def _failed(self, request: Request, error: MetranaError) -> float:
         self._ledger.send_errors += 1
+        self._failed_attempt = self._ledger.requests_sent
         if self._failing_since_s is None:
             self._failing_since_s = self._clock.monotonic_s()
         self._on_trouble(error)
@@ -143,8 +154,7 @@ class Sender:
             return await self._introduce(self._reopen)
         if error.retryable or isinstance(error, AuthError):
             return self._backoff.delay_s(error)
-        self._outbox.on_refused(request, error)
-        return 0.0
+        return self._backoff.delay_s(error) if self._outbox.on_refused(request, error) else 0.0
 
     async def _introduce(self, introduce: Callable[[], Awaitable[None]]) -> float:
         try:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
+from metrana_async.delivery import outbox as outbox_module
 from metrana_async.delivery.batcher import Batcher
 from metrana_async.delivery.lane import ROLLBACK
 from metrana_async.delivery.outbox import RETENTION_S, Outbox, Request
@@ -488,3 +489,18 @@ def test_foreign_frames_are_passed_over():
     frame = decode_frame(world.outbox.unspooled()[0].frame)
     world.outbox.load(frame, read_head(frame)._replace(writer_id="e" * 32))
     assert world.outbox.next_request() is None
+
+
+def test_a_batch_damaged_on_the_way_is_sent_again_and_given_up_at_last():
+    """Unreadable there and readable here: the same bytes go again; for ever it cannot be."""
+    world = World()
+    world.seal(3)
+    error = ProtocolError("frame checksum does not match")
+    sent = world.request()
+    for _ in range(outbox_module._UNREAD_MAX):
+        assert world.outbox.on_refused(sent, error)
+        assert world.request().body == sent.body
+    assert world.ledger.rejected == {}
+    assert not world.outbox.on_refused(sent, error)
+    assert world.ledger.rejected == {"protocol": 3}
+    world.assert_balanced()
