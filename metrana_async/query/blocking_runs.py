@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from metrana_async.query.filters import Filter, FilterField
 from metrana_async.query.results import (
     AttributeDefinition,
     AttributeInfo,
+    EnvSeriesTable,
+    EpisodeSeriesTable,
     MetricDefinition,
     RunInfo,
     RunList,
@@ -88,7 +90,54 @@ class BlockingRunQueries(ABC):
             project=project,
         )
 
-        async def take() -> Series | None:
+        return self._each(batches)
+
+    def scan_episodes(
+        self,
+        run: str | RunInfo,
+        metric: str,
+        *,
+        batch_rows: int = 100_000,
+        labels: Mapping[str, str] | None = None,
+        episode_range: tuple[int, int] | None = None,
+        project: str | None = None,
+    ) -> Iterator[EpisodeSeriesTable]:
+        """See QueryClient.scan_episodes."""
+        return self._each(
+            self._client.scan_episodes(
+                run,
+                metric,
+                batch_rows=batch_rows,
+                labels=labels,
+                episode_range=episode_range,
+                project=project,
+            )
+        )
+
+    def scan_env_steps(
+        self,
+        run: str | RunInfo,
+        metric: str,
+        *,
+        batch_rows: int = 100_000,
+        labels: Mapping[str, str] | None = None,
+        episode_range: tuple[int, int] | None = None,
+        project: str | None = None,
+    ) -> Iterator[EnvSeriesTable]:
+        """See QueryClient.scan_env_steps."""
+        return self._each(
+            self._client.scan_env_steps(
+                run,
+                metric,
+                batch_rows=batch_rows,
+                labels=labels,
+                episode_range=episode_range,
+                project=project,
+            )
+        )
+
+    def _each(self, batches: AsyncIterator[_Result]) -> Iterator[_Result]:
+        async def take() -> _Result | None:
             return await anext(batches, None)
 
         while (batch := self._wait(take())) is not None:

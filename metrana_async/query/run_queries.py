@@ -19,6 +19,8 @@ from metrana_async.query.plain import plain
 from metrana_async.query.results import (
     AttributeDefinition,
     AttributeInfo,
+    EnvSeriesTable,
+    EpisodeSeriesTable,
     MetricDefinition,
     RunInfo,
     RunList,
@@ -140,15 +142,14 @@ class RunQueries(ABC):
         """
         bounds = None if step_range is None else [plain(step) for step in step_range]
         while True:
-            query = Query(
-                workspace=self.workspace,
-                project=project or self.project,
-                run=_uid(run),
-                metric=metric,
-                scale=scale,
-                labels=None if labels is None else dict(labels),
+            query = self._scan_query(
+                run,
+                metric,
+                project=project,
+                labels=labels,
+                batch_rows=batch_rows,
                 step_range=bounds,
-                limit=plain(batch_rows),
+                scale=scale,
             )
             answer = await self._post("/query/scan", encode_query(query), decode_columns)
             batch = results.series_from(answer)
@@ -158,6 +159,95 @@ class RunQueries(ABC):
             if next_step is None:
                 return
             bounds = [int(next_step), 2**63 - 1 if bounds is None else bounds[1]]
+
+    async def scan_episodes(
+        self,
+        run: str | RunInfo,
+        metric: str,
+        *,
+        batch_rows: int = 100_000,
+        labels: Mapping[str, str] | None = None,
+        episode_range: tuple[int, int] | None = None,
+        project: str | None = None,
+    ) -> AsyncIterator[EpisodeSeriesTable]:
+        """The episodes of every environment, a stretch of episodes at a time.
+
+        A batch has all environments' rows of its episodes: about `batch_rows` of them, but at
+        least one episode. None is empty.
+        """
+        bounds = None if episode_range is None else [plain(episode) for episode in episode_range]
+        while True:
+            query = self._scan_query(
+                run,
+                metric,
+                project=project,
+                labels=labels,
+                batch_rows=batch_rows,
+                step_range=bounds,
+            )
+            answer = await self._post("/query/scan_episodes", encode_query(query), decode_columns)
+            batch = results.episode_series_from(answer)
+            if len(batch):
+                yield batch
+            next_episode = answer.scalars.get("next_episode")
+            if next_episode is None:
+                return
+            bounds = [int(next_episode), 2**63 - 1 if bounds is None else bounds[1]]
+
+    async def scan_env_steps(
+        self,
+        run: str | RunInfo,
+        metric: str,
+        *,
+        batch_rows: int = 100_000,
+        labels: Mapping[str, str] | None = None,
+        episode_range: tuple[int, int] | None = None,
+        project: str | None = None,
+    ) -> AsyncIterator[EnvSeriesTable]:
+        """The steps of every environment and episode, one environment after the other.
+
+        Batches have whole episodes, about `batch_rows` rows; without episodes whole environments.
+        None is empty. Together they are what `env_series_all` answers, ordered as there.
+        """
+        bounds = None if episode_range is None else [plain(episode) for episode in episode_range]
+        after: str | None = None
+        while True:
+            query = self._scan_query(
+                run,
+                metric,
+                project=project,
+                labels=labels,
+                batch_rows=batch_rows,
+                step_range=bounds,
+                after=after,
+            )
+            answer = await self._post("/query/scan_env_steps", encode_query(query), decode_columns)
+            batch = results.env_series_from(answer)
+            if len(batch):
+                yield batch
+            after = answer.scalars.get("after")
+            if after is None:
+                return
+
+    def _scan_query(
+        self,
+        run: str | RunInfo,
+        metric: str,
+        *,
+        project: str | None,
+        labels: Mapping[str, str] | None,
+        batch_rows: int,
+        **fields: Any,
+    ) -> Query:
+        return Query(
+            workspace=self.workspace,
+            project=project or self.project,
+            run=_uid(run),
+            metric=metric,
+            labels=None if labels is None else dict(labels),
+            limit=plain(batch_rows),
+            **fields,
+        )
 
     # --- changing ------------------------------------------------------------------------------
     async def rename_run(

@@ -17,6 +17,9 @@ path                          reads                                  answer
 ``/query/aggregate``          metric, function, env_id, episode      ``{"value": number}``
 ``/query/series``             metric, scale, labels, step_range      columns
 ``/query/scan``               metric, scale, labels, limit           columns, ``next_step``
+``/query/scan_episodes``      metric, labels, step_range, limit      columns, ``next_episode``
+``/query/scan_env_steps``     metric, labels, step_range, limit,     columns, ``after``
+                              after
 ``/query/merged``             metric, scale, labels, step_range      columns
 ``/query/episode_series``     metric, env_id, labels                 columns
 ``/query/env_series``         metric, env_id, episode, generation    columns
@@ -51,7 +54,7 @@ class Query:
         env_id: one environment; None is all of them.
         episode: one episode; None is all of them.
         generation: a superseded generation instead of the current one.
-        step_range: first and last step, inclusive; episodes for `episode_series` and `env_series`.
+        step_range: first and last step, inclusive; of RL series episodes.
         function: what to aggregate by (see `server.query.aggregate`).
         where: a filter of runs (see `server.query.filters`).
         order_by: a field of runs, with ``-`` before it for the highest first.

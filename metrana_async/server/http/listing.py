@@ -11,7 +11,8 @@ from metrana_async.errors import InvalidQueryError
 from metrana_async.server.http.endpoint import Answer, Endpoint
 from metrana_async.server.query import listing, summaries
 from metrana_async.server.query.scan import scan_page
-from metrana_async.server.query.service import QueryService
+from metrana_async.server.query.scan_rl import scan_env_steps_page, scan_episodes_page
+from metrana_async.server.query.service import QueryService, Range
 from metrana_async.server.store.base import RunRow
 from metrana_async.wire.answers import encode_columns
 from metrana_async.wire.messages import COLUMNS_TYPE
@@ -68,17 +69,50 @@ def _definitions(service: QueryService, query: Query) -> Answer:
 
 
 def _scan(service: QueryService, query: Query) -> Answer:
-    bounds = query.step_range
     columns, next_step = scan_page(
         service,
         _run(service, query),
         query.require("metric"),
         scale=query.scale or ML_STEP,
         labels=query.labels or {},
-        step_range=None if bounds is None else (bounds[0], bounds[1]),
+        step_range=_pair(query),
         limit=max(1, query.limit or _SCAN_ROWS),
     )
     return Answer(encode_columns(columns._asdict(), {"next_step": next_step}), COLUMNS_TYPE)
+
+
+def _scan_episodes(service: QueryService, query: Query) -> Answer:
+    page, next_episode = scan_episodes_page(
+        service,
+        _run(service, query),
+        query.require("metric"),
+        labels=query.labels or {},
+        episode_range=_pair(query),
+        limit=max(1, query.limit or _SCAN_ROWS),
+    )
+    return _with_envs(page._asdict(), {"next_episode": next_episode})
+
+
+def _scan_env_steps(service: QueryService, query: Query) -> Answer:
+    page, after = scan_env_steps_page(
+        service,
+        _run(service, query),
+        query.require("metric"),
+        labels=query.labels or {},
+        episode_range=_pair(query),
+        after=query.after,
+        limit=max(1, query.limit or _SCAN_ROWS),
+    )
+    return _with_envs(page._asdict(), {"after": after})
+
+
+def _pair(query: Query) -> Range | None:
+    return None if query.step_range is None else (query.step_range[0], query.step_range[1])
+
+
+def _with_envs(columns: dict[str, Any], facts: dict[str, Any]) -> Answer:
+    names = columns.pop("env_names")
+    return Answer(encode_columns(columns, {"env_names": names, **facts}), COLUMNS_TYPE)
 
 
 def _summaries(service: QueryService) -> Endpoint:
@@ -101,4 +135,6 @@ _READS: Final[dict[str, Callable[[QueryService, Query], Answer]]] = {
     "/query/attributes": _attributes,
     "/query/definitions": _definitions,
     "/query/scan": _scan,
+    "/query/scan_episodes": _scan_episodes,
+    "/query/scan_env_steps": _scan_env_steps,
 }

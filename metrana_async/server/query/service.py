@@ -222,6 +222,34 @@ class QueryService:
         _check_rows(merged.step, metric)
         return merged
 
+    def rl_series(
+        self, run: RunRow, family: Family, metric: str, labels: Mapping[str, str]
+    ) -> SeriesRow:
+        """The RL series of exactly this identity."""
+        scale = EPISODE_SCALE if family is Family.EPISODE else ENVIRONMENT_STEP_SCALE
+        return self._catalogues.series(run.run_no, family, metric, scale, labels)
+
+    def episodes_of(
+        self, series: SeriesRow, episode_range: Range | None, *, env_no: int | None = None
+    ) -> EpisodeColumns:
+        """Rows of an EPISODE series, of any number."""
+        stored = self._store.read_points(series.series_no, env_no=env_no, step_range=episode_range)
+        rows = latest_rows(stored.env_no, stored.step)
+        return EpisodeColumns(
+            env_no=stored.env_no[rows],
+            episode=stored.step[rows],
+            rl_step=stored.rl_step[rows],
+            value=stored.value[rows],
+            time_ms=stored.time_ms[rows],
+            env_names=self._catalogues.env_names(series.run_no, stored.env_no),
+        )
+
+    def env_steps_of(
+        self, series: SeriesRow, env_nos: Sequence[int], episode_range: Range | None
+    ) -> EnvStepColumns:
+        """Rows of an ENV_STEP series in these environments, of any number."""
+        return self._env_steps(series, env_nos=env_nos, episode_range=episode_range)
+
     def episode_series(
         self,
         run: RunRow,
@@ -232,18 +260,9 @@ class QueryService:
         episode_range: Range | None = None,
     ) -> EpisodeColumns:
         """An EPISODE series of one environment, or of all with `env_id` None."""
-        series = self._catalogues.series(run.run_no, Family.EPISODE, metric, EPISODE_SCALE, labels)
+        series = self.rl_series(run, Family.EPISODE, metric, labels)
         env_no = None if env_id is None else self._catalogues.env_no(run.run_no, env_id)
-        stored = self._store.read_points(series.series_no, env_no=env_no, step_range=episode_range)
-        rows = latest_rows(stored.env_no, stored.step)
-        columns = EpisodeColumns(
-            env_no=stored.env_no[rows],
-            episode=stored.step[rows],
-            rl_step=stored.rl_step[rows],
-            value=stored.value[rows],
-            time_ms=stored.time_ms[rows],
-            env_names=self._catalogues.env_names(run.run_no, stored.env_no),
-        )
+        columns = self.episodes_of(series, episode_range, env_no=env_no)
         _check_rows(columns.episode, metric)
         return columns
 
@@ -263,9 +282,7 @@ class QueryService:
         `generation` None reads the current generation of each episode; a number reads exactly that
         one, superseded or not.
         """
-        series = self._catalogues.series(
-            run.run_no, Family.ENV_STEP, metric, ENVIRONMENT_STEP_SCALE, labels
-        )
+        series = self.rl_series(run, Family.ENV_STEP, metric, labels)
         env_nos = None if env_id is None else [self._catalogues.env_no(run.run_no, env_id)]
         columns = self._env_steps(
             series,
