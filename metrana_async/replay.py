@@ -154,6 +154,8 @@ class _Delivery:
         meta = self._meta
         reader = SpoolReader(disk, directory)
         await hop(reader.read_names)
+        if self.lock is not None:
+            await hop(reader.plan)
         request = replace(
             meta.request,
             is_online=False,
@@ -179,12 +181,13 @@ class _Delivery:
             await self._leave(membership)
         except MetranaError as error:
             return await self._not_delivered(error)
-        if reader.damage.damaged_bytes or reader.damage.errors:
+        damage = reader.damage
+        if self._ledger.lost or damage.damaged_bytes or damage.errors:
             text = (
-                f"delivered as far as it can be read; {reader.damage.damaged_bytes} bytes are "
-                f"damaged {'; '.join(reader.damage.errors)}"
+                f"delivered as far as it can be read; {damage.damaged_bytes} bytes are damaged "
+                f"{'; '.join(damage.errors)}"
             )
-            return await self._set_aside(text)
+            return await self._set_aside(text.strip())
         await hop(lambda: remove_directory(disk, directory))
         return self.report(DELIVERED)
 

@@ -85,6 +85,8 @@ class Lane:
         self.waiting_points = 0
         self.retained_bytes = 0
         self.is_conflicted = False
+        self.taken_back: list[SealedBatch] = []
+        """Batches that a rollback has queued again and that the spool does not have."""
         self._ledger = ledger
         self._run_uid = run_uid
         self._writer_id = writer_id
@@ -106,8 +108,14 @@ class Lane:
 
     @property
     def kept_seq(self) -> int:
-        """Greatest sequence with everything up to it acknowledged or durably spooled."""
-        return max(self.acked_seq, self.durable_seq)
+        """Greatest sequence with everything up to it acknowledged or durably spooled.
+
+        What a rollback has queued again is neither, also where later batches are durable.
+        """
+        for sealed in self.queue:
+            if not sealed.is_durable:
+                return sealed.seq - 1
+        return max(self.loaded_seq, self.durable_seq)
 
     @property
     def is_loaded(self) -> bool:
@@ -353,6 +361,7 @@ class Lane:
             is_settled=False,
         )
         self._put_first(again)
+        self.taken_back.append(again)
         self.waiting_points += points_count
 
     def forget(self, *, before_s: float, bytes_max: int) -> None:

@@ -282,6 +282,7 @@ class Outbox:
                 self._replace_unreadable(answered)
             else:
                 self.lanes[answered.lane].apply(answered, now_s)
+        self._refresh()
         self._credit_bytes = reply.credit_bytes or limits.REQUEST_BYTES
         self._is_isolating = False
         self._unread_count = 0
@@ -358,6 +359,14 @@ class Outbox:
                 lane.rewind(mark + 1)
         # A restored server may have lost pages too; sending them again is cheap.
         self._known_pages.clear()
+        self._refresh()
+
+    def _refresh(self) -> None:
+        """What a rollback has queued again is to be spooled again, oldest first."""
+        for lane in self.lanes.values():
+            if self.is_spooling:
+                self.fresh.extendleft(lane.taken_back)
+            lane.taken_back.clear()
 
     def _check_marks(self, acked: Mapping[int, int]) -> None:
         """A mark says what the server has, never that something may be deleted.

@@ -125,6 +125,16 @@ class Spooler:
             await self._sync()
             return not self._unwritten() and not self._written
 
+    async def load_all(self) -> None:
+        """Have everything in memory, whatever its size, until nothing is on the disk only."""
+        while self._outbox.is_overflowing:
+            async with self._turn:
+                await self._write(self._unwritten())
+                await self._sync()
+                await self._load()
+            if not self._has_more:
+                await asyncio.sleep(WRITE_AFTER_S)
+
     async def move_to(self, spool: SpoolWriter) -> None:
         """Keep what waits in another directory, under its new identity, and give this one up.
 

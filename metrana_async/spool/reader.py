@@ -1,14 +1,18 @@
 """Read a writer's frames back, segment after segment, past whatever is damaged. Blocking.
 
-Reading changes nothing on the disk and can be repeated. Memory is bounded by a piece of a segment.
+Reading changes nothing on the disk and can be repeated. Memory is bounded by a piece of a segment,
+and 24 bytes a batch where `plan` was asked for.
+
+The order on the disk is a lane's order, but for what had to be written again later: batches that a
+restored server had lost, segments whose names were swapped. `plan` finds that out beforehand.
 """
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from metrana_async.errors import MetranaError
 from metrana_async.spool import layout
@@ -40,10 +44,25 @@ Extents = Callable[[], list[tuple[int, int]]]
 
 @dataclass(slots=True)
 class Damage:
-    """What could not be read: bytes that belong to no good frame, and reads that failed."""
+    """What could not be read: bytes that belong to no good frame, and reads that failed.
+
+    `torn_bytes`, at the ends of segments, are what a crash leaves of a write; nothing that was
+    promised is among them.
+    """
 
     damaged_bytes: int = 0
+    torn_bytes: int = 0
     errors: list[str] = field(default_factory=list)
+
+
+class _Place(NamedTuple):
+    """Where a batch lies; sorts by lane and sequence, the oldest copy first."""
+
+    lane: int
+    seq: int
+    segment: int
+    offset: int
+    nbytes: int
 
 
 class SpoolReader:
@@ -67,6 +86,8 @@ class SpoolReader:
         self._extents = extents or self._all
         self._number = 0
         self._offset = 0
+        self._found_at = 0
+        self._plan: Iterator[_Place] | None = None
 
     def page(self, digest: str) -> Page | None:
         """See delivery.outbox.Pages."""
@@ -90,6 +111,8 @@ class SpoolReader:
         Raises:
             OSError: nothing can be read at the moment (no descriptor, no permission); try again.
         """
+        if self._plan is not None:
+            return self._planned()
         while True:
             step = self._step(is_growing=is_growing)
             if step is None:
@@ -97,6 +120,43 @@ class SpoolReader:
             batches = self._batches(step)
             if batches:
                 return batches
+
+    def plan(self) -> None:
+        """Look through everything once, so that `read` gives every lane in order from the start.
+
+        Raises:
+            OSError: see `read`.
+        """
+        places: list[_Place] = []
+        furthest: dict[int, int] = {}
+        is_ordered = True
+        while (step := self._step(is_growing=False)) is not None:
+            for frame, start in zip(step.frames, step.starts, strict=True):
+                if frame.type == FRAME_PAGE:
+                    self._keep_page(frame)
+                    continue
+                is_ordered &= frame.seq > furthest.get(frame.lane, 0)
+                furthest[frame.lane] = max(frame.seq, furthest.get(frame.lane, 0))
+                at, size = self._found_at + start, len(frame.encoded)
+                places.append(_Place(frame.lane, frame.seq, self._number, at, size))
+        self._number = self._offset = 0
+        self.damage = Damage()
+        if not is_ordered:
+            self._plan = iter(sorted(places))
+
+    def _planned(self) -> list[tuple[Frame, BatchHead]]:
+        assert self._plan is not None
+        batches: list[tuple[Frame, BatchHead]] = []
+        nbytes = 0
+        for place in self._plan:
+            path = f"{self._directory}/{layout.segment_name(place.segment)}"
+            found = scan(self._read(path, place.offset, place.nbytes), is_end=True)
+            self.damage.damaged_bytes += found.damaged_bytes
+            batches += self._batches(found)
+            nbytes += place.nbytes
+            if nbytes >= PIECE_BYTES:
+                break
+        return batches
 
     def _step(self, *, is_growing: bool) -> Scan | None:
         """Scan the next piece; None at the end of everything."""
@@ -125,6 +185,7 @@ class SpoolReader:
             if found.used_bytes or is_end:
                 break
             size = _FRAME_BYTES_MAX if size < _FRAME_BYTES_MAX else 2 * size
+        self._found_at = self._offset
         if is_end and not is_growing:
             self.damage.damaged_bytes += nbytes - self._offset - len(data)
             self._offset = nbytes
@@ -132,6 +193,7 @@ class SpoolReader:
         else:
             self._offset += found.used_bytes
         self.damage.damaged_bytes += found.damaged_bytes
+        self.damage.torn_bytes += found.torn_bytes
         return found
 
     def _batches(self, found: Scan) -> list[tuple[Frame, BatchHead]]:

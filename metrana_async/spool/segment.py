@@ -19,13 +19,18 @@ class Scan:
 
     Attributes:
         frames: the good ones, in order.
+        starts: where each of them begins in the bytes.
         used_bytes: how far the scan came; it goes on there with more bytes.
         damaged_bytes: how many of those belong to no good frame.
+        torn_bytes: how many, at the very end, are the beginning of a frame that was never
+            finished, or were given to the file and never written: what a crash leaves.
     """
 
     frames: list[Frame] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
     used_bytes: int = 0
     damaged_bytes: int = 0
+    torn_bytes: int = 0
 
 
 def scan(data: bytes, *, is_end: bool) -> Scan:
@@ -47,10 +52,14 @@ def scan(data: bytes, *, is_end: bool) -> Scan:
         frame = None if is_cut else _frame(view, at)
         if frame is not None:
             found.frames.append(frame)
+            found.starts.append(at)
             at += len(frame.encoded)
             continue
         resumed = _next_start(data, at + 1, is_end=is_end)
-        found.damaged_bytes += resumed - at
+        if resumed == len(data) and is_end and _is_torn(data, at):
+            found.torn_bytes += resumed - at
+        else:
+            found.damaged_bytes += resumed - at
         at = resumed
     found.used_bytes = at
     return found
@@ -61,6 +70,14 @@ def _frame(view: memoryview, at: int) -> Frame | None:
         return decode_frame(view, at)
     except MetranaError:
         return None
+
+
+def _is_torn(data: bytes, at: int) -> bool:
+    """Whether what is left is a frame cut short, or nothing but zeros."""
+    if data.startswith(MAGIC[: len(data) - at], at):
+        claimed = claimed_bytes(data, at)
+        return claimed is None or at + claimed > len(data)
+    return not data[at:].strip(b"\0")
 
 
 def _next_start(data: bytes, at: int, *, is_end: bool) -> int:

@@ -136,6 +136,15 @@ def test_stored_and_duplicate_are_committed():
     world.assert_balanced()
 
 
+def test_an_answer_settles_its_own_batch_only():
+    """An answer that comes twice, or to a batch that waits behind another, settles nothing else."""
+    world = World()
+    world.seal(3, 4)
+    world.reply(world.request(), stored(0, 1, stored=3), stored(0, 1, stored=3))
+    assert [b.seq for b in world.request().batches] == [2]
+    world.assert_balanced()
+
+
 def test_pin_conflicts_are_lost_not_committed():
     """Points the server declares lost to another writer's pin are counted so."""
     world = World()
@@ -504,3 +513,33 @@ def test_a_batch_damaged_on_the_way_is_sent_again_and_given_up_at_last():
     assert not world.outbox.on_refused(sent, error)
     assert world.ledger.rejected == {"protocol": 3}
     world.assert_balanced()
+
+
+def test_what_a_rollback_queues_again_is_spooled_again():
+    """It is neither acknowledged nor durable any more, whatever later batches are."""
+    world = SpoolWorld(in_memory=(3, 4))
+    assert world.outbox.finish_loading()
+    world.store()
+    world.seal(5)
+    world.spool()
+    marks = world.outbox.marks()
+    assert world.outbox.has_kept(marks)
+    world.outbox.on_marks({0: 1})
+    assert not world.outbox.has_kept(marks)
+    assert [b.seq for b in world.outbox.unspooled()] == [2]
+    world.spool()
+    assert world.outbox.has_kept(marks)
+    assert world.ledger.spooled == 9
+    world.assert_balanced()
+
+
+def test_marks_that_are_older_than_what_a_lane_was_told_rewind_nothing():
+    """An answer to an introduction may overtake, or be overtaken by, acknowledgements."""
+    world = World()
+    world.seal(3)
+    when_asked = world.outbox.acked()
+    world.store()
+    world.outbox.on_marks({}, when_asked)
+    assert world.outbox.is_empty()
+    world.outbox.on_marks({}, world.outbox.acked())
+    assert [b.seq for b in world.request().batches] == [1]

@@ -114,6 +114,17 @@ def test_a_digest_that_is_no_64_bit_number_is_refused(digest):
         decode_batch(decode_frame(encode_batch(replace(BATCH, stands_for=digest))))
 
 
+def test_any_flipped_bit_is_noticed():
+    """Of every byte, values included: what is damaged is refused, never decoded to other numbers."""
+    frame = bytearray(encode_batch(BATCH))
+    for at in range(len(frame)):
+        frame[at] ^= 0x10
+        with pytest.raises((ProtocolError, BatchTooLargeError)):
+            decode_frame(bytes(frame))
+        frame[at] ^= 0x10
+    decode_frame(bytes(frame))
+
+
 def test_golden_batch_still_decodes():
     """What an older release wrote is read with every value."""
     batch = decode_batch(decode_frame((GOLDEN / "batch.v1.bin").read_bytes()))
