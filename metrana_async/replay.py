@@ -182,7 +182,7 @@ class _Delivery:
         except MetranaError as error:
             return await self._not_delivered(error)
         damage = reader.damage
-        if self._ledger.lost or damage.damaged_bytes or damage.errors:
+        if self._ledger.lost.total() or damage.damaged_bytes or damage.errors:
             text = (
                 f"delivered as far as it can be read; {damage.damaged_bytes} bytes are damaged "
                 f"{'; '.join(damage.errors)}"
