@@ -1,6 +1,7 @@
 """`python -m metrana_async.server`: serve this machine's store until stopped.
 
-`… stop` stops it; `… backup FOLDER` and `… restore FOLDER` copy the store and put a copy back.
+`… stop` stops it; `… backup FOLDER` and `… restore FOLDER` copy the store and put a copy back;
+`… verify` checks it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import gc
 import os
 import sys
 from collections.abc import Callable
+from typing import Final
 
 from metrana_async.errors import MetranaError, StoreFailedError
 
@@ -16,10 +18,8 @@ from metrana_async.errors import MetranaError, StoreFailedError
 def main(arguments: list[str]) -> int:
     """Run the server, or do something about its store; returns the exit status."""
     try:
-        for word, command in (("stop", _stop), ("backup", _backup), ("restore", _restore)):
-            if arguments[:1] == [word]:
-                return command(arguments[1:])
-        return _serve(arguments)
+        command = _COMMANDS.get(arguments[0]) if arguments else None
+        return _serve(arguments) if command is None else command(arguments[1:])
     except MetranaError as error:
         _say(str(error))
         return 1
@@ -95,6 +95,28 @@ def _restore(arguments: list[str]) -> int:
     kept = "" if replaced is None else f"; what was there is in {replaced}"
     _say(f"restored {parsed.folder} to {data}{kept}")
     return 0
+
+
+def _verify(arguments: list[str]) -> int:
+    from metrana_async import locations
+    from metrana_async.server.settings import verify_parser
+    from metrana_async.server.store.sqlite.verify import verify
+
+    parsed = verify_parser().parse_args(arguments)
+    data = locations.data_dir(parsed.data_dir)
+    found = verify(data)
+    for problem in found.problems:
+        _say(problem)
+    _say(f"{len(found.problems)} problems in {data}, {found.rows_count} rows compared")
+    return 1 if found.problems else 0
+
+
+_COMMANDS: Final[dict[str, Callable[[list[str]], int]]] = {
+    "stop": _stop,
+    "backup": _backup,
+    "restore": _restore,
+    "verify": _verify,
+}
 
 
 def _detach() -> Callable[[], None]:

@@ -64,7 +64,7 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m metrana_async.server",
         description="Ingestion and query server on this machine's store. "
         "`python -m metrana_async.server stop` ends the one that runs; `backup` and `restore` "
-        "copy its store and put a copy back.",
+        "copy its store and put a copy back, `verify` checks it.",
     )
     _add_data_dir(result)
     result.add_argument("--store", choices=("sqlite", "memory"), default="sqlite")
@@ -134,6 +134,17 @@ def restore_parser() -> argparse.ArgumentParser:
         "What was there is kept beside it.",
     )
     result.add_argument("folder", type=Path, help="the folder of the backup")
+    _add_data_dir(result)
+    return result
+
+
+def verify_parser() -> argparse.ArgumentParser:
+    """The command line of `python -m metrana_async.server verify`."""
+    result = argparse.ArgumentParser(
+        prog="python -m metrana_async.server verify",
+        description="Read this machine's whole store and say what in it is damaged; its server "
+        "may go on.",
+    )
     _add_data_dir(result)
     return result
 

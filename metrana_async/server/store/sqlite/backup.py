@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from metrana_async.errors import InitError, NotFoundError
+from metrana_async.errors import InitError, NotFoundError, StoreDamagedError
 from metrana_async.server.store.sqlite.connections import disk_errors
 from metrana_async.server.store.sqlite.files import (
     DATABASE_NAME,
@@ -29,6 +29,7 @@ from metrana_async.server.store.sqlite.files import (
     sync_folder,
 )
 from metrana_async.server.store.sqlite.schema import STEPS, connect
+from metrana_async.server.store.sqlite.verify import compare_sums
 
 _STEP_PAGES: Final = 4_096
 _PART: Final = ".part"
@@ -137,7 +138,7 @@ def _check(database: Path) -> int:
 
     Raises:
         InitError: it is of a newer version, or no store.
-        sqlite3.Error: it is damaged.
+        sqlite3.Error, StoreDamagedError: it is damaged.
     """
     with closing(sqlite3.connect(database, isolation_level=None)) as connection:
         (version,) = connection.execute("PRAGMA user_version").fetchone()
@@ -149,6 +150,10 @@ def _check(database: Path) -> int:
         (answer,) = connection.execute("PRAGMA quick_check(1)").fetchone()
         if answer != "ok":
             raise sqlite3.DatabaseError(f"{database} is malformed: {answer}")
+        if version == len(STEPS):
+            for problem in compare_sums(connection):
+                if problem:
+                    raise StoreDamagedError(problem)
         (count,) = connection.execute("SELECT count(*) FROM run").fetchone()
     return int(count)
 

@@ -25,6 +25,7 @@ from metrana_async.server.store.base import (
     SeriesRow,
     WriterRow,
 )
+from metrana_async.server.store.sqlite.checksums import blob_sum, check
 from metrana_async.wire.model import Family, Ordering, SeriesDef
 
 _NONE: Final = -1
@@ -314,12 +315,24 @@ def read_cuts(connection: sqlite3.Connection, series_no: int) -> list[CutRow]:
     return [CutRow(*row) for row in found]
 
 
+def write_heads(connection: sqlite3.Connection, heads: Mapping[int, bytes]) -> None:
+    """Keep cursor blobs by series."""
+    connection.executemany(
+        "INSERT OR REPLACE INTO head VALUES(?,?,?)",
+        ((series_no, blob, blob_sum(series_no, blob)) for series_no, blob in heads.items()),
+    )
+
+
 def read_heads(
     connection: sqlite3.Connection, run_no: int, series_nos: Iterable[int] | None
 ) -> dict[int, bytes]:
-    """Cursor blobs by series; of the whole run where `series_nos` is None."""
+    """Cursor blobs by series; of the whole run where `series_nos` is None.
+
+    Raises:
+        StoreDamagedError: one is not what was written.
+    """
     if series_nos is None:
-        return dict(
+        return _checked_heads(
             connection.execute(
                 "SELECT head.* FROM series JOIN head USING(series_no) WHERE run_no=?", (run_no,)
             )
@@ -329,5 +342,14 @@ def read_heads(
     for at in range(0, len(wanted), _IN_MAX):
         some = wanted[at : at + _IN_MAX]
         marks = ",".join("?" * len(some))
-        found.update(connection.execute(f"SELECT * FROM head WHERE series_no IN ({marks})", some))
+        rows = connection.execute(f"SELECT * FROM head WHERE series_no IN ({marks})", some)
+        found.update(_checked_heads(rows))
+    return found
+
+
+def _checked_heads(rows: Iterable[tuple[int, bytes, int | None]]) -> dict[int, bytes]:
+    found: dict[int, bytes] = {}
+    for series_no, blob, kept in rows:
+        check(f"head of series {series_no}", kept, blob_sum(series_no, blob))
+        found[series_no] = blob
     return found

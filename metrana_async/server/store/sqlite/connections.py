@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
+import orjson
+
 from metrana_async.errors import (
     DiskFullError,
     InternalError,
@@ -30,6 +32,7 @@ _PAGE_BYTES: Final = 4_096
 _PAUSE_S: Final = 0.06
 _GATE_S_MAX: Final = 1.0
 _DISK_FULL_RETRY_S: Final = 5.0
+RESTORE: Final = "`python -m metrana_async.server verify` lists all that is; restore a backup"
 _SYNC_CODES: Final = (1034, 1290)
 """SQLITE_IOERR_FSYNC and SQLITE_IOERR_DIR_FSYNC, which sqlite3 has names for from 3.11 on."""
 
@@ -39,8 +42,8 @@ def disk_errors(what: str) -> Iterator[None]:
     """Turn what SQLite raises into errors of ours.
 
     Raises:
-        UnavailableError: the disk refused (full, read-only, I/O) or the database is locked; the
-            classes below it say more.
+        UnavailableError: the disk refused (full, read-only, I/O), the database is locked or
+            damaged; the classes below it say more.
         InternalError: a statement or a value was wrong, which is our mistake.
     """
     try:
@@ -55,6 +58,8 @@ def disk_errors(what: str) -> Iterator[None]:
         raise InternalError(f"{what} failed: {error}") from error
     except (sqlite3.Error, OSError) as error:
         raise refusal(what, error) from error
+    except (orjson.JSONDecodeError, KeyError) as error:
+        raise StoreDamagedError(f"{what}: a row is damaged: {error!r}", hint=RESTORE) from error
 
 
 def refusal(what: str, error: sqlite3.Error | OSError) -> MetranaError:
@@ -66,8 +71,8 @@ def refusal(what: str, error: sqlite3.Error | OSError) -> MetranaError:
         return DiskFullError(
             text, retry_after_s=_DISK_FULL_RETRY_S, hint="make room on the server's disk"
         )
-    if "malformed" in text or "not a database" in text:
-        return StoreDamagedError(text, hint="restore a backup")
+    if any(word in text for word in ("malformed", "not a database", "decode to UTF-8")):
+        return StoreDamagedError(text, hint=RESTORE)
     return UnavailableError(text, hint="is the disk full?")
 
 

@@ -88,6 +88,12 @@ STEPS: Final[tuple[str, ...]] = (
     """
     ALTER TABLE writer ADD COLUMN alias TEXT NOT NULL DEFAULT '';
     """,
+    """
+    -- See `checksums`; NULL in rows that are older than this.
+    ALTER TABLE log ADD COLUMN sum INTEGER;
+    ALTER TABLE head ADD COLUMN sum INTEGER;
+    ALTER TABLE tile ADD COLUMN sum INTEGER;
+    """,
 )
 
 

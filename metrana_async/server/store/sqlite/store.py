@@ -23,7 +23,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from metrana_async.errors import InitError, InternalError, StoreFailedError
+from metrana_async.errors import (
+    InitError,
+    InternalError,
+    StoreFailedError,
+    UnavailableError,
+)
 from metrana_async.server.store.base import (
     AcceptedPoints,
     AcceptedSegments,
@@ -37,6 +42,7 @@ from metrana_async.server.store.base import (
     StoredPoints,
 )
 from metrana_async.server.store.sqlite import catalogue, tile_table
+from metrana_async.server.store.sqlite.checksums import blob_sum, check
 from metrana_async.server.store.sqlite.connections import (
     ReadPool,
     WalKeeper,
@@ -67,7 +73,7 @@ class SqliteStore:
 
         Raises:
             InitError: another server has it, it is on a network file system, cannot be written,
-                or was written by a newer version.
+                is damaged, or was written by a newer version.
         """
         self._folder = Path(folder)
         self._generation = secrets.token_hex(16)
@@ -87,10 +93,15 @@ class SqliteStore:
             settle(self._writer, wal)
             self._wal = WalKeeper(self._writer, wal, self._readers)
             migrate(self._writer)
-            self._load()
+            with disk_errors("loading the store"):
+                self._load()
         except (sqlite3.Error, OSError) as error:
             self.close()
             raise InitError(f"the store in {folder} cannot be opened: {error}") from error
+        except UnavailableError as error:
+            self.close()
+            text = f"the store in {folder} cannot be opened: {error.message}"
+            raise InitError(text, hint=error.hint) from error
         except BaseException:
             self.close()
             raise
@@ -101,7 +112,9 @@ class SqliteStore:
         self._unpurged = tile_table.unpurged_units(self._writer)
         marks = [unit.sealed for unit in self._units.by_no.values()]
         unit_of, sealed_of = self._units.unit_of, self._units.sealed_of()
-        for log_no, blob in self._writer.execute("SELECT log_no, tables FROM log ORDER BY log_no"):
+        rows = self._writer.execute("SELECT log_no, tables, sum FROM log ORDER BY log_no")
+        for log_no, blob, kept in rows:
+            check(f"log row {log_no}", kept, blob_sum(log_no, blob))
             marks.append(log_no)
             self._note_log_row(log_no, len(blob))
             # A row stays for the units that still need it; the others have it in tiles.
@@ -131,7 +144,8 @@ class SqliteStore:
             )
             catalogue.write_catalogue(self._writer, changes, placement.unit_of)
             if blob:
-                self._writer.execute("INSERT INTO log VALUES(?,?)", (log_no, blob))
+                row = (log_no, blob, blob_sum(log_no, blob))
+                self._writer.execute("INSERT INTO log VALUES(?,?,?)", row)
             for deleted in changes.deleted:
                 catalogue.delete_run(self._writer, deleted)
         self._units.adopt(placement)
@@ -364,7 +378,7 @@ class SqliteStore:
                 "UPDATE unit SET sealed=?, group_size=? WHERE unit_no=?",
                 (sealed, change.group_size, ours.unit_no),
             )
-            self._writer.executemany("INSERT OR REPLACE INTO head VALUES(?,?)", heads.items())
+            catalogue.write_heads(self._writer, heads)
         ours.sealed, ours.group_size = sealed, change.group_size
         self._tail.drop(ours.unit_no)
         self._forget_log_rows(keep_from)

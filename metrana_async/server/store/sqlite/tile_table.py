@@ -16,7 +16,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from metrana_async.errors import InternalError, NotFoundError
+from metrana_async.errors import InternalError, NotFoundError, StoreDamagedError
+from metrana_async.server.store.sqlite.checksums import check, tile_sum
 from metrana_async.server.store.sqlite.connections import ReadPool
 from metrana_async.server.store.sqlite.rows import Filter, Rows, concat_rows, tables_as_rows
 from metrana_async.server.store.sqlite.tail import Entry
@@ -35,6 +36,10 @@ _Packed = tuple[int, int, bytes, bytes]
 """tile_no, points_count and the two blobs."""
 _EVERYTHING: Final = Filter()
 _PURGE_TILES: Final = 64
+_TILE_NUMBERS: Final = (
+    "unit_no, group_no, points_count, key_low, key_high, rl_step_low, rl_step_high,"
+    " episode_low, episode_high, step_low, step_high"
+)
 _IS_THERE: Final = "SELECT sealed, group_size FROM unit JOIN run USING(run_no) WHERE unit_no=?"
 """A unit without a run is a deleted run's: its tiles go, now or soon."""
 
@@ -57,14 +62,14 @@ def read_tiles(readers: ReadPool, unit_no: int, wanted: Filter) -> tuple[int, li
         if group_size is None:
             return sealed, []
         chosen = _choose(connection, unit_no, group_size, wanted)
-        small = {no: _fetch(connection, no) for no, n in chosen if n < SMALL_TILE_POINTS}
+        small = {no: fetch(connection, no) for no, n in chosen if n < SMALL_TILE_POINTS}
     parts = []
     for at in range(0, len(chosen), _FETCH_COUNT):
         some = chosen[at : at + _FETCH_COUNT]
         with readers.transaction() as connection:
             if connection.execute(_IS_THERE, (unit_no,)).fetchone() is None:
                 raise _deleted()
-            blobs = [small.get(no) or _fetch(connection, no) for no, _ in some]
+            blobs = [small.get(no) or fetch(connection, no) for no, _ in some]
         decoded = [decode_tile(n, *blob, wanted) for (_, n), blob in zip(some, blobs, strict=True)]
         parts += [rows for rows in decoded if rows is not None]
     return sealed, parts
@@ -74,13 +79,20 @@ def _deleted() -> NotFoundError:
     return NotFoundError("the run was deleted while it was read")
 
 
-def _fetch(connection: sqlite3.Connection, tile_no: int) -> tuple[bytes, bytes]:
-    found: tuple[bytes, bytes] | None = connection.execute(
-        "SELECT integers, value FROM tile WHERE tile_no=?", (tile_no,)
+def fetch(connection: sqlite3.Connection, tile_no: int) -> tuple[bytes, bytes]:
+    """A tile's integers and values.
+
+    Raises:
+        StoreDamagedError: they are not what was written.
+    """
+    found: tuple[Any, ...] | None = connection.execute(
+        f"SELECT {_TILE_NUMBERS}, integers, value, sum FROM tile WHERE tile_no=?", (tile_no,)
     ).fetchone()
     if found is None:
         raise InternalError(f"tile {tile_no} is gone while it is read")
-    return found
+    *numbers, integers, value, kept = found
+    check(f"tile {tile_no}", kept, tile_sum(tuple(numbers), integers, value))
+    return integers, value
 
 
 def _choose(
@@ -148,7 +160,10 @@ def prepare(connection: sqlite3.Connection, unit: Unit, entries: list[Entry]) ->
         parts = [fresh]
         while older and older[-1][1] <= 2 * count:
             tile_no, n = older.pop()
-            merged = decode_tile(n, *_fetch(connection, tile_no), _EVERYTHING)
+            try:
+                merged = decode_tile(n, *fetch(connection, tile_no), _EVERYTHING)
+            except StoreDamagedError:
+                break  # it stays as it is; what comes behind it must not wait for ever
             assert merged is not None
             parts.append(merged)
             change.removed.append(tile_no)
@@ -161,12 +176,14 @@ def write(connection: sqlite3.Connection, unit_no: int, change: TileChange) -> N
     """Apply a change inside the caller's transaction."""
     connection.executemany("DELETE FROM tile WHERE tile_no=?", ((n,) for n in change.removed))
     connection.executemany(
-        "INSERT INTO tile VALUES(NULL,?,?,?,?,?,?,?,?,?,?,?,?,?)",
-        (
-            (unit_no, t.group_no, t.points_count, *t.bounds, t.integers, t.value)
-            for t in change.tiles
-        ),
+        "INSERT INTO tile VALUES(NULL,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
+        (_tile_values(unit_no, t) for t in change.tiles),
     )
+
+
+def _tile_values(unit_no: int, tile: Tile) -> tuple[Any, ...]:
+    numbers = (unit_no, tile.group_no, tile.points_count, *tile.bounds)
+    return (*numbers, tile.integers, tile.value, tile_sum(numbers, tile.integers, tile.value))
 
 
 def purge(connection: sqlite3.Connection, unit_no: int) -> bool:

@@ -60,7 +60,9 @@ def test_a_file_of_an_older_format_becomes_the_newest(tmp_path: Path, version: i
     run = (1, f"{1:032x}", "ws", "proj", "old", 1, "running", 1, '["job"]', None, "{}")
     database.execute(f"INSERT INTO run VALUES({','.join('?' * 11)})", run)
     writer = (1, 1, "b" * 32, 5, None, "{}", 1, 1, 1, None, "{}")
-    database.execute(f"INSERT INTO writer VALUES({','.join('?' * 11)})", writer)
+    columns = [row[1] for row in database.execute("PRAGMA table_info(writer)")][:11]
+    sql = f"INSERT INTO writer({','.join(columns)}) VALUES({','.join('?' * 11)})"
+    database.execute(sql, writer)
     database.commit()
     database.close()
     store = SqliteStore(tmp_path)
