@@ -25,7 +25,11 @@ MEMBERSHIP = "metrana_async/membership.py"
 LOOP = "metrana_async/engine/loop_thread.py"
 
 LANES_TESTS: Final = ("tests/unit/delivery",)
-SPOOL_TESTS: Final = ("tests/unit/spool", "tests/unit/delivery")
+SPOOL_TESTS: Final = (
+    "tests/unit/spool",
+    "tests/property/test_spool_crashes.py",
+    "tests/unit/delivery",
+)
 RULES_TESTS: Final = ("tests/property/test_rules_against_model.py", "tests/unit/server/ingest")
 DEDUPE_TESTS: Final = ("tests/unit/server/ingest",)
 RUN_TESTS: Final = ("tests/unit/client", "tests/unit/spool")
@@ -209,11 +213,25 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         SPOOL_TESTS,
     ),
     Mutant(
-        "a file whose sync failed is synced again",
+        "what a failed sync had is not written again",
+        SPOOLING,
+        "            sealed.is_written = False\n        self._written = []",
+        "            pass\n        self._written = []",
+        SPOOL_TESTS,
+    ),
+    Mutant(
+        "what is written counts as durable",
+        SPOOLING,
+        "            self._written += part",
+        "            self._written += part\n            self._outbox.note_durable(part)",
+        SPOOL_TESTS,
+    ),
+    Mutant(
+        "a write that failed goes on in the same file",
         SPOOL,
-        "            self._disk.sync(self._handle)\n        except OSError:\n"
-        "            self._break_off()",
-        "            self._disk.sync(self._handle)\n        except OSError:\n            pass",
+        "        except OSError:\n            self._break_off()\n            raise\n"
+        "        segment.nbytes += len(data)",
+        "        except OSError:\n            raise\n        segment.nbytes += len(data)",
         SPOOL_TESTS,
     ),
     Mutant(

@@ -72,3 +72,26 @@ def test_what_a_crash_leaves_is_torn_and_not_damaged(cut):
     damaged = scan(bytes(flipped), is_end=True)
     assert (len(damaged.frames), damaged.torn_bytes) == (1, 0)
     assert damaged.damaged_bytes == len(last)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_damage_costs_the_frames_that_it_touches(tmp_path, seed):
+    """One flipped bit, or a blank sector: everything else is read, before and behind it."""
+    print("seed", seed)
+    chance = random.Random(seed)
+    frames = [frame(seq) for seq in range(1, 40)]
+    data = bytearray(b"".join(frames))
+    starts = [sum(map(len, frames[:n])) for n in range(len(frames))]
+    at = chance.randrange(len(data))
+    size = chance.choice([1, 512])
+    if size == 1:
+        data[at] ^= 1 << chance.randrange(8)
+    else:
+        data[at : at + size] = bytes(len(data[at : at + size]))
+    put(tmp_path, bytes(data))
+    reader = SpoolReader(RealDisk(), str(tmp_path))
+    reader.plan()
+    touched = {
+        n + 1 for n, start in enumerate(starts) if start < at + size and at < start + len(frames[n])
+    }
+    assert {seq for _, seq in read_all(reader)} == set(range(1, 40)) - touched
