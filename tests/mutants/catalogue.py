@@ -227,14 +227,6 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         SPOOL_TESTS,
     ),
     Mutant(
-        "a write that failed goes on in the same file",
-        SPOOL,
-        "        except OSError:\n            self._break_off()\n            raise\n"
-        "        segment.nbytes += len(data)",
-        "        except OSError:\n            raise\n        segment.nbytes += len(data)",
-        SPOOL_TESTS,
-    ),
-    Mutant(
         "segments go before they are acknowledged",
         SPOOL,
         "return all(seq <= acked.get(lane, 0) for lane, seq in segment.last_seq.items())",
