@@ -5,7 +5,8 @@ BIN    := $(VENV)/bin
 LAUNCHERS := .venv-launchers
 
 .DEFAULT_GOAL := help
-.PHONY: help setup fmt lint types layers unit property interop check test test-launchers cov bench demo serve docs build clean
+.PHONY: help setup fmt lint types layers unit property interop check test test-launchers \
+	test-faults simulation outage mutants cov bench demo serve docs build clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | column -t -s '|'
@@ -56,6 +57,18 @@ $(LAUNCHERS)/.installed: pyproject.toml
 
 test-launchers: $(LAUNCHERS)/.installed ## jobs of the real torchrun, Ray and mpiexec (about 2 GB, ten minutes)
 	METRANA_TEST_LAUNCHERS=1 $(LAUNCHERS)/bin/pytest -q tests/launchers
+
+test-faults: setup ## the whole fault matrix, with what is too slow for `make test`
+	METRANA_TEST_FAULTS=1 $(BIN)/pytest -q -n 2 tests/fault tests/crash
+
+simulation: setup ## 10,000 seeded worlds of client, server, network and disk (hours; SEEDS=n for fewer)
+	$(BIN)/python -m tests.simulation --seeds $(or $(SEEDS),10000)
+
+outage: setup ## a day without a server, in virtual time
+	$(BIN)/python -m tests.simulation.outage
+
+mutants: setup ## seeded bugs, each of which must be caught
+	$(BIN)/python -m tests.mutants
 
 cov: setup ## tests with branch coverage
 	$(BIN)/pytest -q -n 2 --cov --cov-report=term-missing tests
