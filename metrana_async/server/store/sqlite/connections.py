@@ -58,7 +58,7 @@ def disk_errors(what: str) -> Iterator[None]:
         raise InternalError(f"{what} failed: {error}") from error
     except (sqlite3.Error, OSError) as error:
         raise refusal(what, error) from error
-    except (orjson.JSONDecodeError, KeyError) as error:
+    except (orjson.JSONDecodeError, UnicodeDecodeError, KeyError) as error:
         raise StoreDamagedError(f"{what}: a row is damaged: {error!r}", hint=RESTORE) from error
 
 

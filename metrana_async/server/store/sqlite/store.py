@@ -95,7 +95,7 @@ class SqliteStore:
             migrate(self._writer)
             with disk_errors("loading the store"):
                 self._load()
-        except (sqlite3.Error, OSError) as error:
+        except (sqlite3.Error, OSError, UnicodeDecodeError) as error:
             self.close()
             raise InitError(f"the store in {folder} cannot be opened: {error}") from error
         except UnavailableError as error:
