@@ -62,7 +62,8 @@ async def replay_spool(
         project_name: deliver this project's runs only.
         run_name: deliver runs of this name only.
         rename_to: the name to deliver one run under, e.g. where another job owns its own.
-        ingestion_url: the server; None = METRANA_INGESTION_URL, else the one each run was for.
+        ingestion_url: the server; None = the one each run was for, METRANA_INGESTION_URL where
+            that was the local server.
         api_key: bearer token; None = METRANA_API_KEY.
         data_dir: the local server's store, where that is the server.
         timeout_secs: how long a delivery may go without progress.
@@ -253,6 +254,26 @@ def begin_replay(
     return thread.submit(work)
 
 
+def destination_of(
+    meta: layout.Meta | None, server: ConnectionDefaults
+) -> tuple[str | None, str | None]:
+    """(URL, data directory) of the server that a writer's leftovers go to.
+
+    What the caller asks for, else the server they were for; where that was the local one, or
+    nothing says, the surroundings decide.
+    """
+    if server.url is not None:
+        return server.url, None
+    url, meant_dir = (None, None) if meta is None else place_of(meta.server)
+    if url is not None:
+        return url, None
+    if server.data_dir is None and server.default_url is not None:
+        return server.default_url, None
+    # Another machine's local server is not here; this one's is.
+    is_here = meta is not None and meta.request.process.host == process_identity().host
+    return None, server.data_dir or (meant_dir if is_here else None)
+
+
 class _Ways:
     """Transports to the servers that leftovers are for, one each."""
 
@@ -269,12 +290,7 @@ class _Ways:
         """The server asked for, else the one the writer was for."""
         if self._transport is not None:
             return self._transport
-        url, data_dir = self._server.url, self._server.data_dir
-        if url is None and meta is not None:
-            url, meant_dir = place_of(meta.server)
-            # Another machine's local server is not here; this one's is.
-            is_here = meta.request.process.host == process_identity().host
-            data_dir = data_dir or (meant_dir if is_here else None)
+        url, data_dir = destination_of(meta, self._server)
         async with self._connecting:
             way = self._ways.get((url, data_dir))
             if way is None:

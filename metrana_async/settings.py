@@ -194,9 +194,18 @@ def resolve_settings(**arguments: Any) -> Settings:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionDefaults:
-    """Where leftovers are and go: argument > environment."""
+    """Where leftovers are, and where they go.
+
+    Attributes:
+        url: the server that was asked for, for all of them.
+        default_url: the server of runs that were for none in particular.
+        api_key: bearer token.
+        data_dir: the local server's store.
+        spool_dir: the spool.
+    """
 
     url: str | None
+    default_url: str | None
     api_key: str | None
     data_dir: str | None
     spool_dir: str | None
@@ -210,9 +219,11 @@ def connection_defaults(
     Raises:
         InitError: a URL that is none.
     """
-    given = ingestion_url or _from_environment("ingestion_url")
+    default = _from_environment("ingestion_url")
+    variable = _ENVIRONMENT["ingestion_url"]
     return ConnectionDefaults(
-        url=None if given is None else _parse("ingestion_url", given, "ingestion_url"),
+        url=ingestion_url and _parse("ingestion_url", ingestion_url, "ingestion_url"),
+        default_url=default and _parse("ingestion_url", default, variable),
         api_key=api_key or _from_environment("api_key"),
         data_dir=_from_environment("data_dir") if data_dir is None else os.fspath(data_dir),
         spool_dir=_from_environment("disk"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,7 +36,9 @@ def add_to(commands: Any) -> None:
     command.add_argument("--run", dest="run_name", help="deliver runs of this name only")
     command.add_argument("--rename-to", metavar="NAME", help="deliver one run under another name")
     command.add_argument(
-        "--url", help="the server (default: METRANA_INGESTION_URL, else the one each run was for)"
+        "--url",
+        help="the server (default: the one each run was for; METRANA_INGESTION_URL where that was "
+        "the local one)",
     )
     command.add_argument(
         "--api-key-file",
@@ -108,8 +109,8 @@ def _replay(given: argparse.Namespace, server: ConnectionDefaults) -> list[Repla
 
 
 def _json(row: ReplayReport | Leftover) -> str:
-    content = asdict(row)
-    return orjson.dumps(content, default=dict).decode()
+    # orjson writes dataclasses; read-only mappings it asks about.
+    return orjson.dumps(row, default=dict).decode()
 
 
 def _report_line(report: ReplayReport) -> str:
