@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import sqlite3
+from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from metrana_async.errors import InitError, MetranaError, NotFoundError, StoreDamagedError
@@ -21,14 +24,16 @@ pytestmark = pytest.mark.fault_row("D15")
 FLIPS = 40
 
 
-def answers(store: SqliteStore, world: World) -> list[bytes]:
-    """Every column of every series, as bytes."""
-    read = [
-        read_it(series_no)
-        for series_no in world.series_nos
-        for read_it in (store.read_points, store.read_env_steps)
-    ]
-    return [getattr(rows, name).tobytes() for rows in read for name in rows.__dataclass_fields__]
+def answers(store: SqliteStore, world: World) -> Counter:
+    """How often each point is there, with everything that is known of it, to the bit."""
+    found: Counter = Counter()
+    for series_no in world.series_nos:
+        for rows in (store.read_points(series_no), store.read_env_steps(series_no)):
+            columns = [getattr(rows, name) for name in rows.__dataclass_fields__ if name != "value"]
+            lines = zip(*(column.tolist() for column in columns), strict=True)
+            values = [value.hex() for value in rows.value.astype(np.float64).tolist()]
+            found.update((series_no, *line, v) for line, v in zip(lines, values, strict=True))
+    return found
 
 
 def flip(folder: Path, whole: bytes, bit: int) -> None:
@@ -62,7 +67,10 @@ def closed(folder: Path, *, is_sealed: bool = True) -> World:
 
 
 def test_a_flipped_bit_anywhere_never_becomes_a_value(tmp_path: Path) -> None:
-    """The store answers as before, or not at all; where not at all, `verify` says so."""
+    """The store answers as before or refuses; where it refuses, `verify` says why.
+
+    A flip in an index can hide points; what is there is right even then, and `verify` says so too.
+    """
     store, world = filled(tmp_path, 1)
     expected = answers(store, world)
     store.close()
@@ -75,13 +83,15 @@ def test_a_flipped_bit_anywhere_never_becomes_a_value(tmp_path: Path) -> None:
         bit = rng.randrange(8 * len(whole))
         print("bit", bit)
         flip(tmp_path, whole, bit)
-        try:
+        found: Counter | None = None
+        with contextlib.suppress(MetranaError):
             store = SqliteStore(tmp_path)
             try:
-                assert answers(store, world) == expected
+                found = answers(store, world)
             finally:
                 store.close()
-        except MetranaError:
+        assert found is None or found <= expected
+        if found != expected:
             flip(tmp_path, whole, bit)
             assert has_problems(tmp_path)
 
