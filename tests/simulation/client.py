@@ -225,6 +225,8 @@ class Client:
         self.note("closed", statistics.committed, statistics.spooled)
         if statistics.spooled:
             self.note("closed with leftovers")
+        for reason in statistics.losses:
+            self.note(f"lost {reason}")
 
     # --- the program ---------------------------------------------------------------------------
     async def _one_call(self) -> None:
@@ -237,6 +239,8 @@ class Client:
             *(self._episodes, self._numbered_episodes, self._rollout, self._episodic_rollout),
             self._setting,
         ]
+        if self.writer._outbox.is_overflowing:
+            self.note("overflowed to the disk only")
         for _ in range(rng.choice((1, 1, 1, 3, 10))):
             try:
                 pending = rng.choice(kinds)()

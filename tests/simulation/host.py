@@ -46,6 +46,7 @@ class Host:
         self.name = name
         self.disk = ModelDisk(rng)
         self.disk_s = 0.004
+        self.spool_root = SPOOL_ROOT
         self.quota_bytes = 1 << 30
         self.is_prompt = True
         self.is_tampered = False
@@ -69,7 +70,7 @@ class Host:
 
         def make(request: OpenRequest, run_uid: str) -> SpoolWriter:
             directory = layout.writer_directory(
-                SPOOL_ROOT,
+                self.spool_root,
                 host=process_identity().host,
                 server=SERVER_KEY,
                 run_uid=run_uid,

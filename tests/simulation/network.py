@@ -320,6 +320,9 @@ class End(asyncio.Transport):
 
     def close(self) -> None:
         if self.is_open:
+            if self is self.link.ends[1] and self.link.awaits_answer:
+                # A kept connection is closed as idle while the next request is under way.
+                self.link.network.note("keep-alive race")
             self.pass_end(self.peer, None)
             self.loop.call_soon(self.lose, None)
         self.is_open = False
