@@ -76,6 +76,7 @@ async def replay_spool(
     Raises:
         ValidationError: `rename_to` for several runs.
         InitError: the local server does not start.
+        OSError: the directory cannot be listed.
     """
     future = begin_replay(
         spool_dir,
@@ -124,6 +125,7 @@ async def follow_spool(
 
     Raises:
         InitError: the local server does not start.
+        OSError: the directory cannot be listed.
     """
     future = begin_replay(
         spool_dir,
@@ -354,7 +356,11 @@ class Adoption:
         """Deliver what is there now."""
         replayer = Replayer(self._disk, self._hop, transport, self._clock, ADOPT_TIMEOUT_S)
         reports = []
-        for directory in await self._hop(self._orphans):
+        try:
+            orphans = await self._hop(self._orphans)
+        except OSError:  # no descriptor, say: what cannot be listed now may be in half a minute
+            orphans = []
+        for directory in orphans:
             if directory in self._refused:
                 continue
             try:

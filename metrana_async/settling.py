@@ -30,6 +30,7 @@ KEEP_RESERVE_S: Final = 0.3
 """What a flush leaves for the disk when the server takes all its time."""
 
 _LOOK_EVERY_S: Final = 0.1
+_KEEP_AGAIN_S: Final = 0.05
 
 
 class Waiting(Protocol):
@@ -131,17 +132,29 @@ class Settling:
         return True
 
     async def _keep(self, marks: Mapping[int, int], deadline_s: float, timeout_s: float) -> None:
+        pause_s = _KEEP_AGAIN_S
+        while not await self._is_spooled(deadline_s) and not self._outbox.has_kept(marks):
+            self._raise_failure()
+            left_s = deadline_s - self._clock.monotonic_s()
+            if left_s <= 0:
+                break
+            # Somebody waits: a disk that refused once is asked again before its next turn.
+            await asyncio.sleep(min(pause_s, left_s))
+            pause_s = min(2 * pause_s, 1.0)
+        await self._until(lambda: self._outbox.has_kept(marks), deadline_s, timeout_s)
+
+    async def _is_spooled(self, deadline_s: float) -> bool:
+        """Have everything that waits written and synced; False when the disk refuses."""
         spooler = self._writer.spooler
         assert spooler is not None
         keeping = asyncio.ensure_future(spooler.keep())
         left_s = max(0.05, deadline_s - self._clock.monotonic_s())
         await asyncio.wait({keeping}, timeout=left_s)
         if keeping.done():
-            keeping.result()
-        else:
-            # A disk that hangs is waited for by the thread that called it, not by us.
-            keeping.cancel()
-        await self._until(lambda: self._outbox.has_kept(marks), deadline_s, timeout_s)
+            return keeping.result()
+        # A disk that hangs is waited for by the thread that called it, not by us.
+        keeping.cancel()
+        return True
 
     async def _until(
         self, is_reached: Callable[[], bool], deadline_s: float, timeout_s: float

@@ -38,6 +38,9 @@ _PASSING: Final = (
 )
 """Refusals that say nothing about the bytes: what cannot be read now can be read later."""
 
+_READ_TRIES: Final = 3
+"""How often bytes are read that cannot be before they count as damaged."""
+
 Extents = Callable[[], list[tuple[int, int]]]
 """Segments to read and how many bytes of each, oldest first."""
 
@@ -227,12 +230,16 @@ class SpoolReader:
         return sorted(numbers)
 
     def _read(self, path: str, offset: int, size: int) -> bytes:
-        try:
-            return self._disk.read(path, offset, size)
-        except FileNotFoundError:
-            return b""  # delivered and removed by its owner meanwhile
-        except OSError as error:
-            if error.errno in _PASSING:
-                raise
-            self.damage.errors.append(f"{path}: {error.strerror or error}")
-            return b""
+        for tries_left in reversed(range(_READ_TRIES)):
+            try:
+                return self._disk.read(path, offset, size)
+            except FileNotFoundError:
+                return b""  # delivered and removed by its owner meanwhile
+            except OSError as error:
+                if error.errno in _PASSING:
+                    raise
+                if error.errno == errno.EIO and tries_left:
+                    continue
+                self.damage.errors.append(f"{path}: {error.strerror or error}")
+                break
+        return b""
