@@ -33,6 +33,9 @@ _PAUSE_S: Final = 0.06
 _GATE_S_MAX: Final = 1.0
 _DISK_FULL_RETRY_S: Final = 5.0
 RESTORE: Final = "`python -m metrana_async.server verify` lists all that is; restore a backup"
+_START_ANEW: Final = "the disk is failing; the server has to start anew"
+WRITE_CODE: Final = 778
+"""SQLITE_IOERR_WRITE: a write was refused, by a quota for one."""
 _SYNC_CODES: Final = (1034, 1290)
 """SQLITE_IOERR_FSYNC and SQLITE_IOERR_DIR_FSYNC, which sqlite3 has names for from 3.11 on."""
 
@@ -66,7 +69,7 @@ def refusal(what: str, error: sqlite3.Error | OSError) -> MetranaError:
     """The error of ours that says what a database or its disk refused."""
     text = f"{what} failed: {error}"
     if has_failed_to_sync(error):
-        return StoreFailedError(text, hint="the disk is failing; the server has to start anew")
+        return StoreFailedError(text, hint=_START_ANEW)
     if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "is full" in text:
         return DiskFullError(
             text, retry_after_s=_DISK_FULL_RETRY_S, hint="make room on the server's disk"
@@ -79,7 +82,8 @@ def refusal(what: str, error: sqlite3.Error | OSError) -> MetranaError:
 def has_failed_to_sync(error: sqlite3.Error | OSError) -> bool:
     """Whether a sync failed: what it covered may be lost, and the next one would not say so.
 
-    Always False under Python 3.10, whose sqlite3 does not tell.
+    Always False under Python 3.10, whose sqlite3 does not tell; a commit that failed so writes all
+    it wrote again, which is why that does no harm there.
     """
     return getattr(error, "sqlite_errorcode", None) in _SYNC_CODES
 
@@ -192,8 +196,11 @@ class WalKeeper:
             if self._wal.stat().st_size > WAL_BYTES_MAX:
                 self._truncate()
         except (sqlite3.Error, OSError) as error:
-            if has_failed_to_sync(error):
-                raise refusal("checkpointing", error) from error
+            code = getattr(error, "sqlite_errorcode", None)
+            # Python 3.10 does not tell what failed: here, where it counts, the worst is assumed.
+            if has_failed_to_sync(error) or (code is None and "disk I/O error" in str(error)):
+                text = f"checkpointing failed: {error}"
+                raise StoreFailedError(text, hint=_START_ANEW) from error
 
     def _truncate(self) -> None:
         with self._readers.paused(_PAUSE_S) as is_quiet:

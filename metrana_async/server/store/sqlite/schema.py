@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from metrana_async.errors import InitError
+from metrana_async.server.store.sqlite.connections import WRITE_CODE
 
 STEPS: Final[tuple[str, ...]] = (
     """
@@ -135,7 +136,7 @@ def settle(connection: sqlite3.Connection, wal: Path) -> None:
     takes for committed and the disk may not have.
 
     Raises:
-        sqlite3.Error, OSError: the disk refuses; only a full one is lived with.
+        sqlite3.Error, OSError: the disk refuses; that it takes no more is lived with.
     """
     with contextlib.suppress(FileNotFoundError), wal.open("rb") as file:
         os.fsync(file.fileno())
@@ -144,7 +145,8 @@ def settle(connection: sqlite3.Connection, wal: Path) -> None:
         # clean that the disk never had.
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
     except sqlite3.OperationalError as error:
-        if "is full" not in str(error):
+        is_refused = getattr(error, "sqlite_errorcode", None) == WRITE_CODE
+        if not is_refused and "is full" not in str(error):
             raise
 
 
