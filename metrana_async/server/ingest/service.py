@@ -139,15 +139,38 @@ class IngestService:
             NotFoundError: no such run or writer.
             UnavailableError: the store cannot commit now.
         """
+        (answer,) = self.heartbeats([request])
+        if isinstance(answer, MetranaError):
+            raise answer
+        return answer
+
+    def heartbeats(
+        self, requests: Sequence[HeartbeatRequest]
+    ) -> list[HeartbeatReply | MetranaError]:
+        """Record signs of life in one commit; a NotFoundError stands in the answer.
+
+        Raises:
+            UnavailableError: the store cannot commit now.
+        """
         changes = Changes()
+        heard: list[tuple[RunState, WriterState] | MetranaError] = []
         with self._commits(changes):
-            loaded, writer = self._writer(request.run_uid, request.writer_id)
-            run = loaded.state
-            changes.runs[run.row.run_no] = run
-            writer.row.counters = dict(request.counters) or writer.row.counters
-            changes.writers[writer.row.writer_no] = writer
-            openings.note_alive(run, writer, changes, self._now_ms())
-        return self._heartbeat_reply(run, writer)
+            for request in requests:
+                try:
+                    loaded, writer = self._writer(request.run_uid, request.writer_id)
+                except NotFoundError as error:
+                    heard.append(error)
+                    continue
+                run = loaded.state
+                changes.runs[run.row.run_no] = run
+                writer.row.counters = dict(request.counters) or writer.row.counters
+                changes.writers[writer.row.writer_no] = writer
+                openings.note_alive(run, writer, changes, self._now_ms())
+                heard.append((run, writer))
+        return [
+            entry if isinstance(entry, MetranaError) else self._heartbeat_reply(*entry)
+            for entry in heard
+        ]
 
     def leave(self, request: LeaveRequest) -> HeartbeatReply:
         """Let a writer go; the run ends when its last live writer has closed.

@@ -2,8 +2,8 @@
 
 Requests queue; whatever ingest requests wait become one commit, in the turns of `fair_queue`.
 Idle, a request is committed at once; while more arrive than one commit takes, the worker waits up
-to a few milliseconds for company. Everything else (open, leave, …) has a queue of its own, which
-takes turns with the groups. Between them the worker does the store's upkeep in slices.
+to a few milliseconds for company. Everything else has a queue of its own, which takes turns with
+the groups; heartbeats share a commit as well. Between them the worker does upkeep in slices.
 
 The queue is bounded in bytes, by client: beyond that a request is refused with `RateLimitedError`,
 and replies carry the client's credit, so that it slows down before that. A client is a writer.
@@ -58,6 +58,7 @@ class _Job:
     loop: asyncio.AbstractEventLoop
     future: asyncio.Future[Any]
     action: Callable[[], Any] | None = None
+    beat: HeartbeatRequest | None = None
     body: bytes | None = None
 
     @property
@@ -123,7 +124,8 @@ class IngestWorker:
 
     async def heartbeat(self, request: HeartbeatRequest) -> HeartbeatReply:
         """See IngestService.heartbeat."""
-        return await self._call(lambda: self._service.heartbeat(request))
+        reply: HeartbeatReply = await self._enqueue("", beat=request)
+        return reply
 
     async def leave(self, request: LeaveRequest) -> HeartbeatReply:
         """See IngestService.leave."""
@@ -178,10 +180,15 @@ class IngestWorker:
         return result
 
     def _enqueue(
-        self, client: str, *, action: Callable[[], Any] | None = None, body: bytes | None = None
+        self,
+        client: str,
+        *,
+        action: Callable[[], Any] | None = None,
+        beat: HeartbeatRequest | None = None,
+        body: bytes | None = None,
     ) -> asyncio.Future[Any]:
         loop = asyncio.get_running_loop()
-        job = _Job(loop, loop.create_future(), action, body)
+        job = _Job(loop, loop.create_future(), action, beat, body)
         with self._changed:
             if self._is_stopping:
                 raise UnavailableError("the server is shutting down")
@@ -220,7 +227,7 @@ class IngestWorker:
                 self._changed.wait(wait_s)
             if self._actions and (self._is_turn_of_actions or self._requests.is_empty):
                 self._is_turn_of_actions = False
-                return [self._actions.popleft()]
+                return self._next_actions()
             self._is_turn_of_actions = True
             if self._is_behind and not self._is_stopping:
                 self._wait_for_company()
@@ -228,6 +235,15 @@ class IngestWorker:
             self._clients_in_commit = len(group)
             self._is_behind = len(group) > 1
             return group
+
+    def _next_actions(self) -> list[_Job]:
+        """One action; heartbeats that wait together share a commit, as requests do."""
+        group = [self._actions.popleft()]
+        while group[0].beat is not None and self._actions and self._actions[0].beat is not None:
+            if len(group) == GROUP_REQUESTS:
+                break
+            group.append(self._actions.popleft())
+        return group
 
     def _wait_for_company(self) -> None:
         """While behind, let a few more requests join the commit."""
@@ -244,8 +260,7 @@ class IngestWorker:
             if action is not None:
                 group[0].settle(action(), None)
                 return
-            bodies = [job.body for job in group if job.body is not None]
-            answers = self._service.ingest_many(bodies)
+            answers = self._answers(group)
         except (DiskFullError, StoreFailedError) as error:
             for job in group:
                 job.settle(None, error)
@@ -264,6 +279,12 @@ class IngestWorker:
                     job.settle(None, answer)
                 else:
                     job.settle(answer, None)
+
+    def _answers(self, group: Sequence[_Job]) -> Sequence[object]:
+        beats = [job.beat for job in group if job.beat is not None]
+        if beats:
+            return self._service.heartbeats(beats)
+        return self._service.ingest_many([job.body for job in group if job.body is not None])
 
     def _note_failure(self, error: Exception) -> None:
         if isinstance(error, StoreFailedError):

@@ -218,17 +218,42 @@ async def test_groups_and_everything_else_take_turns(make_writer, service) -> No
     async with running(service) as worker:
         first = asyncio.ensure_future(worker.ingest(bodies[0]))
         await entered(service)
-        beat = HeartbeatRequest(writer.run_uid, writer.writer_id)
+        again = OpenRequest("ws", "proj", "run", "job", "never", writer.writer_id)
         jobs = [first]
         for n in range(3):
-            jobs.append(asyncio.ensure_future(worker.heartbeat(beat)))
-            jobs[-1].add_done_callback(lambda _, n=n: done.append(f"beat {n}"))
+            jobs.append(asyncio.ensure_future(worker.open(again)))
+            jobs[-1].add_done_callback(lambda _, n=n: done.append(f"open {n}"))
         jobs.append(asyncio.ensure_future(worker.ingest(bodies[1])))
         jobs[-1].add_done_callback(lambda _: done.append("points"))
         await asyncio.sleep(0)
         service.gate.set()
         await asyncio.gather(*jobs)
-    assert done == ["beat 0", "points", "beat 1", "beat 2"]
+    assert done == ["open 0", "points", "open 1", "open 2"]
+
+
+@pytest.mark.asyncio
+async def test_heartbeats_that_wait_share_a_commit(make_writer, service, store) -> None:
+    """64 of them are one commit on a slow store; one of a stranger is refused alone."""
+    writers = [make_writer() for _ in range(64)]
+    commits = []
+    commit = store.commit
+    store.commit = lambda changes: (commits.append(len(changes.writers)), commit(changes))
+    service.gate.clear()
+    body = writers[0].pages + writers[0].seal(rows([0], [1.0]))
+    async with running(service) as worker:
+        first = asyncio.ensure_future(worker.ingest(body))
+        await entered(service)
+        stranger = HeartbeatRequest(writers[0].run_uid, "f" * 32)
+        beats = [HeartbeatRequest(w.run_uid, w.writer_id, {"accepted": 7}) for w in writers]
+        jobs = [asyncio.ensure_future(worker.heartbeat(b)) for b in (*beats, stranger)]
+        await asyncio.sleep(0)
+        service.gate.set()
+        *heard, refused = await asyncio.gather(*jobs, return_exceptions=True)
+        await first
+    assert isinstance(refused, NotFoundError)
+    assert {reply.state for reply in heard} == {"running"}
+    assert commits[:2] == [1, 64]
+    assert [w.counters for w in store.run_contents(1).writers] == [{"accepted": 7}] * 64
 
 
 @pytest.mark.asyncio
