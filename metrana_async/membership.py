@@ -85,7 +85,10 @@ class Membership:
         self.generation = reply.generation
         self.run_uid, self.run_name = reply.run_uid, reply.run_name
         # Introduced again, it must not ask for a generated name again.
-        self.request = replace(self.request, run_name=reply.run_name)
+        # And a server that was put back to before the run has to make it under the uid that the
+        # batches carry.
+        run_uid = self.request.run_uid or reply.run_uid
+        self.request = replace(self.request, run_name=reply.run_name, run_uid=run_uid)
 
     async def join(self, on_admitted: Callable[[OpenReply], None]) -> None:
         """Ask until the server admits this writer.

@@ -95,6 +95,29 @@ def test_clients_send_again_what_a_restored_backup_lacks(server: Server, tmp_pat
     assert server.stop() == 0
 
 
+def test_a_run_that_the_backup_does_not_know_comes_back_whole(
+    server: Server, tmp_path: Path
+) -> None:
+    """Made after the backup: its client makes it again, under the uid that its batches carry."""
+    other = server.home.init("other")
+    other.log("a", 1.0)
+    other.close(20)
+    command(server, "backup", tmp_path / "backup")
+    run = server.home.init()
+    log(run, range(20))
+    with server.home.reader() as reader:
+        uid = reader.run("run").run_uid
+    go_back(server, tmp_path / "backup")
+    log(run, range(20, 40))
+    check(server, 40)
+    with server.home.reader() as reader:
+        assert reader.run("run").run_uid == uid
+    info = run.close(30)
+    assert info.is_complete
+    assert (info.statistics.losses, info.statistics.committed) == ({}, 12 * 40)
+    assert server.stop() == 0
+
+
 def test_what_no_client_holds_any_more_is_declared_lost(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
