@@ -19,14 +19,13 @@ from metrana_async.wire.acks import BatchStatus
 from tests.simulation.server import SimStore
 from tests.simulation.world import run_seed
 
-SEEDS = 120
+SEEDS = 150
 
 Mutant = AbstractContextManager[Any]
 
 
 def acks_before_the_commit() -> Mutant:
     """The server answers first and stores a moment later."""
-
     waiting: dict[SimStore, Commit] = {}
 
     def commit(self: SimStore, changes: Commit) -> None:
@@ -112,7 +111,7 @@ def removes_before_it_is_acknowledged() -> Mutant:
     """Spool segments go as soon as they are synced."""
 
     def forget(self: Any, acked: Any) -> None:
-        real(self, {number: 1 << 60 for number in range(16)})
+        real(self, dict.fromkeys(range(16), 1 << 60))
 
     real = spool_writer.SpoolWriter.forget
     return patch.object(spool_writer.SpoolWriter, "forget", forget)
