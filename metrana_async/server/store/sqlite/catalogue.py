@@ -25,7 +25,7 @@ from metrana_async.server.store.base import (
     SeriesRow,
     WriterRow,
 )
-from metrana_async.server.store.sqlite.checksums import blob_sum, check
+from metrana_async.server.store.sqlite.checksums import blob_sum, damaged
 from metrana_async.wire.model import Family, Ordering, SeriesDef
 
 _NONE: Final = -1
@@ -350,6 +350,7 @@ def read_heads(
 def _checked_heads(rows: Iterable[tuple[int, bytes, int | None]]) -> dict[int, bytes]:
     found: dict[int, bytes] = {}
     for series_no, blob, kept in rows:
-        check(f"head of series {series_no}", kept, blob_sum(series_no, blob))
+        if kept is not None and kept != blob_sum(series_no, blob):
+            raise damaged(f"head of series {series_no}")
         found[series_no] = blob
     return found

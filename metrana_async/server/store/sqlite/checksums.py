@@ -16,16 +16,17 @@ from metrana_async.server.store.sqlite.connections import RESTORE
 
 _NO_SUM: Final = -1
 """Of what is not even of the right types, which a flipped bit can change as well."""
-_KEY: Final = struct.Struct("<q")
+_UINT32: Final = 0xFFFF_FFFF
 _TILE: Final = struct.Struct("<11q")
 
 
 def blob_sum(key: int, blob: bytes) -> int:
     """The sum of a row that is one blob under a key: another row's blob does not pass either."""
     try:
-        return int(crc32c.crc32c(blob, crc32c.crc32c(_KEY.pack(key))))
-    except (TypeError, struct.error):
+        sum_of_blob: int = crc32c.crc32c(blob, key & _UINT32)
+    except TypeError:
         return _NO_SUM
+    return sum_of_blob
 
 
 def tile_sum(numbers: tuple[int, ...], integers: bytes, value: bytes) -> int:
@@ -44,6 +45,11 @@ def check(what: str, kept: int | None, found: int) -> None:
         StoreDamagedError: they differ.
     """
     if kept is not None and kept != found:
-        raise StoreDamagedError(
-            f"{what} of the store is damaged: it is not what was written", hint=RESTORE
-        )
+        raise damaged(what)
+
+
+def damaged(what: str) -> StoreDamagedError:
+    """The error that says so."""
+    return StoreDamagedError(
+        f"{what} of the store is damaged: it is not what was written", hint=RESTORE
+    )
