@@ -16,7 +16,7 @@ from tests.crash.servers import STORE_CALLS, Server, Unanswered, has_fired, need
 pytestmark = [pytest.mark.e2e, pytest.mark.fault_row("D1")]
 
 IS_WHOLE = "METRANA_TEST_FAULTS" in os.environ
-"""`make test-faults`: at every single call, not at every third of the many, and more often."""
+"""`make test-faults`: at every single call, not at every fifth of the many, and more often."""
 KILLS = int(os.environ.get("METRANA_TEST_KILLS", "200" if IS_WHOLE else "30"))
 """How often the server is killed at random."""
 BATCHES = 4
@@ -31,7 +31,7 @@ def test_killed_at_every_call_of_the_store(server: Server, tmp_path: Path, call:
 
     The store of one kill is the one that the next is tried on, so recovery is killed as well.
     """
-    stride = 3 if call == "pwrite64" and not IS_WHOLE else 1
+    stride = 5 if call == "pwrite64" and not IS_WHOLE else 1
     client = Client(server)
     assert server.start()
     client.open()
