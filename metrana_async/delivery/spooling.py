@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from metrana_async.delivery.lane import SealedBatch
@@ -21,7 +22,7 @@ from metrana_async.engine.io_thread import Hop
 from metrana_async.engine.pulse import Pulse
 from metrana_async.spool.disk import Disk
 from metrana_async.spool.reader import SpoolReader
-from metrana_async.spool.writer import SpoolFrame, SpoolWriter
+from metrana_async.spool.writer import SpoolFrame, SpoolFullError, SpoolWriter
 from metrana_async.wire.messages import LeaveRequest
 
 WRITE_AFTER_S: Final = 0.1
@@ -228,17 +229,21 @@ class Spooler:
             while stop < len(batches) and nbytes < _WRITE_BYTES:
                 nbytes += len(batches[stop].frame)
                 stop += 1
-            part = batches[at:stop]
-            frames = [self._frame(sealed) for sealed in part]
+            frames = [self._frame(sealed) for sealed in batches[at:stop]]
             try:
-                await self._hop(lambda frames=frames: self.spool.append(frames))  # type: ignore[misc]
+                count = await self._hop(partial(self.spool.append, frames))
+            except SpoolFullError as error:
+                # What was written before stands: the disk is not broken, only full.
+                self._refuse(error)
+                return
             except OSError as error:
                 self._fail(error)
                 return
+            part = batches[at : at + count]
             for sealed in part:
                 sealed.is_written = True
             self._written += part
-            at = stop
+            at += count
         if batches:
             self.failure = None
 
@@ -261,12 +266,15 @@ class Spooler:
         self._on_change()
 
     def _fail(self, error: OSError) -> None:
-        self.failure = error
-        self._retry_s = self._clock.monotonic_s() + RETRY_AFTER_S
         # Only what was synced counts: the rest is written again, to a new segment.
         for sealed in self._written:
             sealed.is_written = False
         self._written = []
+        self._refuse(error)
+
+    def _refuse(self, error: OSError) -> None:
+        self.failure = error
+        self._retry_s = self._clock.monotonic_s() + RETRY_AFTER_S
         self._on_failure(error)
 
     async def _load(self) -> None:

@@ -41,6 +41,14 @@ class SpoolFrame(NamedTuple):
     pages: Mapping[str, bytes]
 
 
+class _Room(NamedTuple):
+    """Bytes that may still be written, and what to say of their end."""
+
+    nbytes: int
+    errno: int
+    text: str
+
+
 @dataclass(slots=True)
 class _Segment:
     number: int
@@ -124,17 +132,20 @@ class SpoolWriter:
         self._lock = lock
 
     # --- frames --------------------------------------------------------------------------------
-    def append(self, frames: Sequence[SpoolFrame]) -> None:
+    def append(self, frames: Sequence[SpoolFrame]) -> int:
         """Write frames, and the pages they need, behind what is there. Not yet durable.
 
+        Returns how many there was room for: the first ones, at least one.
+
         Raises:
-            SpoolFullError: no room; nothing was written.
+            SpoolFullError: no room for the first; nothing was written, and what was, stands.
             OSError: the disk refuses; append everything since the last `sync` again.
         """
         self.make()
         at = 0
         while at < len(frames):
             segment = self._open_segment()
+            room = self._room()
             parts: list[bytes] = []
             nbytes = 0
             last_seq = dict(segment.last_seq)
@@ -142,17 +153,23 @@ class SpoolWriter:
             while at < len(frames) and segment.nbytes + nbytes < SEGMENT_BYTES:
                 frame = frames[at]
                 new = [d for d in frame.pages if d not in segment.pages and d not in pages]
-                for digest in new:
-                    pages[digest] = frame.pages[digest]
-                    parts.append(frame.pages[digest])
-                    nbytes += len(frame.pages[digest])
-                parts.append(frame.frame)
-                nbytes += len(frame.frame)
+                needed = [*(frame.pages[digest] for digest in new), frame.frame]
+                cost = sum(map(len, needed))
+                if nbytes + cost > room.nbytes:
+                    break
+                pages |= {digest: frame.pages[digest] for digest in new}
+                parts += needed
+                nbytes += cost
                 last_seq[frame.lane] = max(frame.seq, last_seq.get(frame.lane, 0))
                 at += 1
-            self._check_room(nbytes)
-            self._write(segment, b"".join(parts), pages)
-            segment.last_seq = last_seq
+            if parts:
+                self._write(segment, b"".join(parts), pages)
+                segment.last_seq = last_seq
+            elif at:
+                break
+            else:
+                raise SpoolFullError(room.errno, room.text, self.directory)
+        return at
 
     def _write(self, segment: _Segment, data: bytes, pages: Mapping[str, bytes]) -> None:
         assert self._handle is not None
@@ -204,9 +221,9 @@ class SpoolWriter:
             return self._segments[-1]
         self.sync()
         self._close_segment()
-        number = self._next_number
+        # A create that fails may leave the name behind: it is never tried again.
+        number, self._next_number = self._next_number, self._next_number + 1
         handle = self._disk.create(f"{self.directory}/{layout.segment_name(number)}")
-        self._next_number += 1
         try:
             self._disk.sync_directory(self.directory)
         except OSError:
@@ -216,14 +233,14 @@ class SpoolWriter:
         self._segments.append(_Segment(number))
         return self._segments[-1]
 
-    def _check_room(self, nbytes: int) -> None:
-        if self.nbytes + nbytes > self._quota_bytes:
-            text = f"the spool's quota of {self._quota_bytes} bytes is used up"
-            raise SpoolFullError(errno.EDQUOT, text, self.directory)
+    def _room(self) -> _Room:
+        left = self._quota_bytes - self.nbytes
         free, size = self._disk.free_bytes(self.directory)
-        if free - nbytes < min(_FREE_BYTES_MAX, size // _FREE_SHARE):
-            text = f"only {free} bytes are free on its file system"
-            raise SpoolFullError(errno.ENOSPC, text, self.directory)
+        others = free - min(_FREE_BYTES_MAX, size // _FREE_SHARE)
+        if others < left:
+            return _Room(others, errno.ENOSPC, f"only {free} bytes are free on its file system")
+        text = f"the spool's quota of {self._quota_bytes} bytes is used up"
+        return _Room(left, errno.EDQUOT, text)
 
     def _break_off(self) -> None:
         """Never write to, nor sync, these files again."""

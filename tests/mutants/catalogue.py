@@ -243,8 +243,8 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     Mutant(
         "the quota is not kept",
         SPOOL,
-        "if self.nbytes + nbytes > self._quota_bytes:",
-        "if False:",
+        "left = self._quota_bytes - self.nbytes",
+        "left = 1 << 40",
         SPOOL_TESTS,
     ),
     Mutant(

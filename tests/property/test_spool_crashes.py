@@ -47,11 +47,9 @@ class Owner:
 
     def write(self) -> None:
         try:
-            self.spool.append(self.sealed[self.written :])
+            self.written += self.spool.append(self.sealed[self.written :])
         except OSError:
             self.refuse()
-        else:
-            self.written = len(self.sealed)
 
     def sync(self) -> None:
         try:
@@ -146,6 +144,22 @@ def test_a_quota_is_kept_to_the_byte_and_gives_room_again(monkeypatch):
     owner.spool.append(owner.sealed[owner.written :])
     owner.spool.sync()
     assert list(read_back(medium)[0]) == [owner.written + 1]
+
+
+def test_a_quota_takes_what_fits_and_that_stands():
+    """Of frames that do not all fit the first are kept; being full takes nothing back."""
+    medium = ModelDisk(random.Random(1))
+    owner = Owner(medium, random.Random(2), quota_bytes=30_000)
+    for _ in range(100):
+        owner.seal()
+    count = owner.spool.append(owner.sealed)
+    assert 20 < count < 100
+    rest = owner.sealed[count:]
+    assert owner.spool.nbytes + len(rest[0].frame) > 30_000
+    with pytest.raises(SpoolFullError):
+        owner.spool.append(rest)
+    owner.spool.sync()
+    assert list(read_back(medium)[0]) == list(range(1, count + 1))
 
 
 def test_segments_stay_until_everything_in_them_is_acknowledged():

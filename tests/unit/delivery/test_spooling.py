@@ -175,6 +175,22 @@ async def test_a_full_spool_keeps_the_rest_in_memory_and_goes_on_when_there_is_r
 
 
 @pytest.mark.asyncio
+async def test_what_went_to_a_spool_before_it_was_full_is_counted_there():
+    """The quota ends amid what waits: the first are spooled, and only the rest can be lost."""
+    world = Kept(quota_bytes=2_000)
+    world.seal(3)
+    await world.step(WRITE_AFTER_S)
+    world.seal(*[5] * 20)
+    assert not await world.spooler.keep()
+    assert world.failures
+    fits = 1 + (world.ledger.spooled - 3) // 5
+    assert 3 < fits < 20
+    world.assert_balanced()
+    assert world.outbox.abandon() - world.ledger.spooled == 5 * (21 - fits)
+    assert world.on_disk() == list(range(1, fits + 1))
+
+
+@pytest.mark.asyncio
 async def test_a_spool_that_vanishes_is_declared_lost_and_the_lane_goes_on():
     """Somebody removed the files: what was on the disk only is counted, later points arrive."""
     world = Kept()
