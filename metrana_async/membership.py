@@ -13,6 +13,7 @@ from typing import Final, TypeVar
 
 from metrana_async.delivery.retry import Backoff
 from metrana_async.engine.clock import Clock
+from metrana_async.engine.pulse import Pulse
 from metrana_async.errors import (
     InitError,
     MetranaError,
@@ -70,6 +71,9 @@ class Membership:
         self.generation = ""
         self.is_admitted = False
         self.is_creator = False
+        self.failures_count = 0
+        """Attempts to join that failed."""
+        self._hurry = Pulse()
         self._transport = transport
         self._clock = clock
         self._on_notices = on_notices
@@ -103,13 +107,18 @@ class Membership:
             except MetranaError as error:
                 if not error.retryable and error.code != "auth":
                     raise InitError(f"the server refuses the run: {error}") from error
+                self.failures_count += 1
                 self._on_trouble(error)
-                await asyncio.sleep(backoff.delay_s(error))
+                await self._hurry.wait(backoff.delay_s(error))
                 continue
             self._admit(reply)
             on_admitted(reply)
             self._on_notices(reply.notices)
             return
+
+    def hurry(self) -> None:
+        """Cut the pause of a `join` short: somebody waits."""
+        self._hurry.beat()
 
     async def reopen(self) -> None:
         """Introduce this writer again; the server may have gone back in time.

@@ -7,10 +7,10 @@ import concurrent.futures
 import contextlib
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from importlib import metadata
-from typing import Final
+from typing import Any, Final
 
 from metrana_async.columns.attributes import config_updates, description_update, tags_update
 from metrana_async.columns.names import check_name
@@ -57,6 +57,8 @@ _writers: dict[_RunKey, Writer] = {}
 _present: list[Writer] = []
 _opening: asyncio.Lock | None = None
 _adoptions: dict[str, asyncio.Task[None]] = {}
+# The loop itself holds tasks weakly.
+_ending: set[asyncio.Task[None]] = set()
 
 
 def prepare(settings: Settings) -> Settings:
@@ -81,8 +83,9 @@ def submit_open(
     """Open (or share) the writer of the run that prepared `settings` name, on the engine."""
     if settings.is_disabled:
         return submit_nowhere(lambda: _open_disabled(settings))
-    lifecycle.install(_farewell)
-    return engine().submit(lambda: _open(settings, transport))
+    thread = engine()
+    lifecycle.install(_RUNS, thread)
+    return thread.submit(lambda: _open(settings, transport))
 
 
 async def _open(settings: Settings, transport: Transport | None) -> Writer:
@@ -319,20 +322,65 @@ def announce(writer: Writer) -> None:
 # --- the end of the process -----------------------------------------------------------------------
 
 
-def _farewell(
-    budget_s: float, status: str, exception_type: str | None
+def after_close() -> None:
+    """To be called by whoever closed a run, in his own thread."""
+    if all(writer.has_left for writer in list(_present)):
+        lifecycle.give_back_signals()
+
+
+def _submit_end(
+    work: Callable[[], Coroutine[Any, Any, None]],
 ) -> concurrent.futures.Future[None] | None:
-    """Start to flush with intake still open, then to leave, within the exit budget."""
     thread = running_engine()
-    if thread is None or thread.is_own_thread or not _present:
+    if thread is None or not _present:
         return None
-    return thread.submit(lambda: _leave_all(budget_s, status, exception_type))
+    if thread.is_own_thread:
+        _ending.add(task := thread.loop.create_task(work()))
+        task.add_done_callback(_ending.discard)
+        return None
+    return thread.submit(work)
 
 
-async def _leave_all(budget_s: float, status: str, exception_type: str | None) -> None:
-    writers = [writer for writer in _present if not writer.has_left]
+def _still_here() -> list[Writer]:
+    return [writer for writer in _present if not writer.has_left]
+
+
+async def _flush_all(budget_s: float) -> None:
+    await asyncio.gather(
+        # One that is being closed is flushed already.
+        *(
+            writer.flush(writer.inbox.appended_count, budget_s)
+            for writer in _still_here()
+            if writer.is_open
+        ),
+        return_exceptions=True,
+    )
+
+
+async def _spill_all(budget_s: float) -> None:
+    await asyncio.gather(
+        *(
+            writer.failover_to_spool(writer.inbox.appended_count, budget_s)
+            for writer in _still_here()
+            if writer.spool_directory is not None
+        ),
+        return_exceptions=True,
+    )
+
+
+async def _hurry_all() -> None:
+    for writer in _still_here():
+        writer.settling.hurry()
+
+
+async def _leave_all(
+    budget_s: float, flush_s: float, status: str, exception_type: str | None
+) -> None:
     ends = await asyncio.gather(
-        *(_leave_one(writer, budget_s, status, exception_type) for writer in writers),
+        *(
+            _leave_one(writer, budget_s, flush_s, status, exception_type)
+            for writer in _still_here()
+        ),
         return_exceptions=True,
     )
     for task in list(_adoptions.values()):
@@ -343,13 +391,24 @@ async def _leave_all(budget_s: float, status: str, exception_type: str | None) -
 
 
 async def _leave_one(
-    writer: Writer, budget_s: float, status: str, exception_type: str | None
+    writer: Writer, budget_s: float, flush_s: float, status: str, exception_type: str | None
 ) -> None:
     started_s = time.monotonic()
-    with contextlib.suppress(MetranaError):  # close() below counts and tells what is left
-        await writer.flush(writer.inbox.appended_count, budget_s * 0.9)
+    if flush_s > 0 and writer.is_open:
+        with contextlib.suppress(MetranaError):  # close() below counts and tells what is left
+            await writer.flush(writer.inbox.appended_count, flush_s)
     left_s = max(0.1, budget_s - (time.monotonic() - started_s))
     await writer.close(left_s, is_run_over=True, status=status, exception_type=exception_type)
+
+
+_RUNS: Final = lifecycle.Runs(
+    flush=lambda budget_s: _submit_end(lambda: _flush_all(budget_s)),
+    farewell=lambda budget_s, flush_s, status, kind: _submit_end(
+        lambda: _leave_all(budget_s, flush_s, status, kind)
+    ),
+    spill=lambda budget_s: _submit_end(lambda: _spill_all(budget_s)),
+    hurry=lambda: _submit_end(_hurry_all),
+)
 
 
 def _forget_in_child() -> None:
@@ -357,6 +416,7 @@ def _forget_in_child() -> None:
     _writers.clear()
     _present.clear()
     _adoptions.clear()
+    _ending.clear()
     _opening = None
 
 

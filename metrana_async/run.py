@@ -344,12 +344,12 @@ class Run(Handle):
 
         Cancel-safe: closing goes on.
         """
-        return await arrive(self.begin_close(close_timeout), close_timeout)
+        return await self._closed(self.begin_close(close_timeout), close_timeout)
 
     async def shutdown_logger(self, close_timeout: float = FLUSH_TIMEOUT_S) -> CloseInfo:
         """Like `close`, but the run stays open (``running``) for a resume."""
         future = self.begin_close(close_timeout, is_run_over=False)
-        return await arrive(future, close_timeout)
+        return await self._closed(future, close_timeout)
 
     async def __aenter__(self) -> Run:
         """Enter; the run is open already."""
@@ -363,7 +363,14 @@ class Run(Handle):
     ) -> None:
         """Close; an exception that leaves makes the run failed, an interrupt stopped."""
         future = self.begin_close(FLUSH_TIMEOUT_S, ended_by=error)
-        await arrive(future, FLUSH_TIMEOUT_S)
+        await self._closed(future, FLUSH_TIMEOUT_S)
+
+    @staticmethod
+    async def _closed(future: concurrent.futures.Future[CloseInfo], timeout_s: float) -> CloseInfo:
+        try:
+            return await arrive(future, timeout_s)
+        finally:
+            opening.after_close()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle to a handle that joins the run again: no secret and no socket inside."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
@@ -13,7 +14,7 @@ from metrana_async.engine.clock import Clock
 from metrana_async.engine.inbox import Inbox
 from metrana_async.engine.pulse import Pulse
 from metrana_async.engine.supervisor import Supervisor
-from metrana_async.errors import WaitTimeoutError
+from metrana_async.errors import MetranaError, WaitTimeoutError
 from metrana_async.membership import REPLY_TIMEOUT_S, Membership
 from metrana_async.pump import Pump
 from metrana_async.statistics import Statistics
@@ -28,6 +29,11 @@ LEAVE_RESERVE_S: Final = 0.3
 """What a flush leaves for its last question, whatever its deadline."""
 KEEP_RESERVE_S: Final = 0.3
 """What a flush leaves for the disk when the server takes all its time."""
+KEEP_LATE_S: Final = 0.2
+"""What a close that is out of time allows itself for the disk."""
+
+LAST_CHANCE_S: Final = 0.5
+"""How long a close waits for one more attempt to join a server that has not answered yet."""
 
 _LOOK_EVERY_S: Final = 0.1
 _KEEP_AGAIN_S: Final = 0.05
@@ -66,6 +72,36 @@ class Settling:
         self._sender = sender
         self._pump = pump
         self._clock = writer.clock
+        self.is_hurried = False
+        """Whether nobody waits for the server any more."""
+
+    def hurry(self) -> None:
+        """Wait for no server any more: what it does not have yet stays on the disk."""
+        self.is_hurried = True
+        self._writer.progress.beat()
+
+    def leave_s(self, deadline_s: float) -> float:
+        """Seconds that saying goodbye may take."""
+        left_s = 0.0 if self.is_hurried else deadline_s - self._clock.monotonic_s()
+        return max(LEAVE_RESERVE_S, left_s)
+
+    async def last_chance(self, limit_s: float) -> None:
+        """Ask a server that has not answered yet once more, and wait a little for it."""
+        membership = self._writer.membership
+        failed_before = membership.failures_count
+        membership.hurry()
+        deadline_s = self._clock.monotonic_s() + min(limit_s, LAST_CHANCE_S)
+        while not membership.is_admitted and membership.failures_count == failed_before:
+            left_s = deadline_s - self._clock.monotonic_s()
+            if left_s <= 0 or self.is_hurried:
+                return
+            await self._writer.progress.wait(min(left_s, _LOOK_EVERY_S))
+
+    async def keep_late(self) -> None:
+        """For a close that is out of time: what the disk takes in a moment is not lost."""
+        if self._writer.spooler is not None:
+            with contextlib.suppress(MetranaError):
+                await self.failover(self._writer.inbox.appended_count, KEEP_LATE_S)
 
     async def flush(self, mark: int, timeout_s: float) -> None:
         """Wait until everything up to `mark` is stored, or on the disk where no server answers.
@@ -126,7 +162,8 @@ class Settling:
                 self._sender.has_failed_since(attempts_count)
                 or self._clock.monotonic_s() >= probe_s
             )
-            if is_out or left_s <= 0 or not self._writer.membership.is_admitted:
+            is_hopeless = is_out or self.is_hurried or left_s <= 0
+            if is_hopeless or not self._writer.membership.is_admitted:
                 return False
             await self._writer.progress.wait(min(left_s, _LOOK_EVERY_S))
         return True

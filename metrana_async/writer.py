@@ -36,7 +36,7 @@ from metrana_async.errors import (
 from metrana_async.intake import Intake
 from metrana_async.membership import REPLY_TIMEOUT_S, Membership
 from metrana_async.notices import NoticeBoard
-from metrana_async.pump import TICK_S, Pump
+from metrana_async.pump import Pump
 from metrana_async.questions import Questions
 from metrana_async.settings import Settings
 from metrana_async.settling import LEAVE_RESERVE_S, Settling
@@ -134,8 +134,8 @@ class Writer:
             renew=self._renew,
         )
         self.supervisor = Supervisor(self._on_death)
-        self._settling = Settling(self, self._outbox, self._sender, self._pump)
-        self.questions = Questions(self, self._series, self._ledger, self._settling)
+        self.settling = Settling(self, self._outbox, self._sender, self._pump)
+        self.questions = Questions(self, self._series, self._ledger, self.settling)
         if reply is not None:
             self.registry.seed(reply.seeds)
             self._on_notices(reply.notices)
@@ -365,9 +365,9 @@ class Writer:
 
     async def _renew(self) -> None:
         """Go on as a new incarnation: another process writes under this writer's identity."""
-        while self._outbox.is_overflowing:
+        if self.spooler is not None:
             # What is on the disk only carries the old identity; it is sealed anew with the rest.
-            await self.progress.wait(TICK_S)
+            await self.spooler.load_all()
         writer_id = secrets.token_hex(16)
         await self.membership.renew(writer_id)
         self._telling.renewed()
@@ -401,7 +401,7 @@ class Writer:
             MetranaError: the cause, when a task has died.
         """
         if not self.settings.is_disabled:
-            await self._settling.flush(mark, timeout_s)
+            await self.settling.flush(mark, timeout_s)
         return self.statistics()
 
     async def failover_to_spool(self, mark: int, timeout_s: float) -> Statistics:
@@ -410,7 +410,7 @@ class Writer:
         Raises:
             WaitTimeoutError: the disk did not take it within `timeout_s`.
         """
-        await self._settling.failover(mark, timeout_s)
+        await self.settling.failover(mark, timeout_s)
         return self.statistics()
 
     # --- leaving -------------------------------------------------------------------------------
@@ -450,15 +450,18 @@ class Writer:
     async def _close(self, timeout_s: float, leave: LeaveRequest) -> CloseInfo:
         deadline_s = self.clock.monotonic_s() + timeout_s
         self._refuse_calls()
+        if not self.settings.is_offline:
+            await self.settling.last_chance(timeout_s / 2)
         try:
             await self.flush(self.inbox.appended_count, max(0.0, timeout_s - LEAVE_RESERVE_S))
         except MetranaError as error:
             self.on_trouble(error)
+            await self.settling.keep_late()
         self._lose_unspooled("closed")
         leave = replace(leave, writer_id=self.writer_id, counters=self.counters())
         has_left = False
         if not self._ledger.spooled:
-            left_s = max(LEAVE_RESERVE_S, deadline_s - self.clock.monotonic_s())
+            left_s = self.settling.leave_s(deadline_s)
             has_left = await self.membership.leave(leave, min(REPLY_TIMEOUT_S, left_s))
         await self.supervisor.stop()
         if self.spooler is not None:

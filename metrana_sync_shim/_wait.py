@@ -6,6 +6,8 @@ import concurrent.futures
 import time
 from typing import Final, TypeVar
 
+from metrana_async import opening
+from metrana_async.statistics import CloseInfo
 from metrana_async.waiting import Pending, hangs
 
 _Result = TypeVar("_Result")
@@ -36,3 +38,11 @@ def wait_for(future: concurrent.futures.Future[_Result], timeout_secs: float) ->
             return future.result()
         if left_s <= 0:
             raise hangs(limit_s)
+
+
+def wait_for_close(future: concurrent.futures.Future[CloseInfo], timeout_secs: float) -> CloseInfo:
+    """Like `wait_for`, for a run that is being closed."""
+    try:
+        return wait_for(future, timeout_secs)
+    finally:
+        opening.after_close()

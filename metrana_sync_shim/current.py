@@ -10,7 +10,7 @@ from metrana_async import current
 from metrana_async.handle import ASK_TIMEOUT_S, FLUSH_TIMEOUT_S
 from metrana_async.run import open_run
 from metrana_async.statistics import CloseInfo, Statistics
-from metrana_sync_shim._wait import wait, wait_for
+from metrana_sync_shim._wait import wait, wait_for, wait_for_close
 from metrana_sync_shim.run import Run
 
 
@@ -344,11 +344,13 @@ def close(
     close_timeout: float = FLUSH_TIMEOUT_S,
 ) -> CloseInfo:
     """Flush, end this writer, and the run with its last writer. Idempotent."""
-    return wait_for(current.any_run().begin_close(close_timeout), close_timeout)
+    return wait_for_close(current.any_run().begin_close(close_timeout), close_timeout)
 
 
 def shutdown_logger(
     close_timeout: float = FLUSH_TIMEOUT_S,
 ) -> CloseInfo:
     """Like `close`, but the run stays open for a resume."""
-    return wait_for(current.any_run().begin_close(close_timeout, is_run_over=False), close_timeout)
+    return wait_for_close(
+        current.any_run().begin_close(close_timeout, is_run_over=False), close_timeout
+    )

@@ -10,7 +10,7 @@ from metrana_async.handle import ASK_TIMEOUT_S, FLUSH_TIMEOUT_S
 from metrana_async.run import Run as AsyncRun
 from metrana_async.settings import Settings
 from metrana_async.statistics import CloseInfo, Statistics
-from metrana_sync_shim._wait import wait, wait_for
+from metrana_sync_shim._wait import wait, wait_for, wait_for_close
 
 
 class Run:
@@ -234,14 +234,16 @@ class Run:
         close_timeout: float = FLUSH_TIMEOUT_S,
     ) -> CloseInfo:
         """Flush, end this writer, and the run with its last writer. Idempotent."""
-        return wait_for(self._run.begin_close(close_timeout), close_timeout)
+        return wait_for_close(self._run.begin_close(close_timeout), close_timeout)
 
     def shutdown_logger(
         self,
         close_timeout: float = FLUSH_TIMEOUT_S,
     ) -> CloseInfo:
         """Like `close`, but the run stays open for a resume."""
-        return wait_for(self._run.begin_close(close_timeout, is_run_over=False), close_timeout)
+        return wait_for_close(
+            self._run.begin_close(close_timeout, is_run_over=False), close_timeout
+        )
 
     def get_metrics(self) -> Statistics:
         """The loss ledger and the counters, now; balanced at every quiescent moment."""
@@ -282,7 +284,7 @@ class Run:
         trace: TracebackType | None,
     ) -> None:
         """Close; an exception that leaves makes the run failed, an interrupt stopped."""
-        wait_for(self._run.begin_close(FLUSH_TIMEOUT_S, ended_by=error), FLUSH_TIMEOUT_S)
+        wait_for_close(self._run.begin_close(FLUSH_TIMEOUT_S, ended_by=error), FLUSH_TIMEOUT_S)
 
     def __repr__(self) -> str:
         return repr(self._run)

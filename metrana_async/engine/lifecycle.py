@@ -1,10 +1,14 @@
-"""Leaving: normal exit, unhandled exceptions and SIGTERM. Never replaces a user's handler.
+"""Leaving: normal exit, unhandled exceptions, SIGTERM and SIGHUP. Replaces no user's handler.
 
 `threading._register_atexit` runs when the main thread is through, before the interpreter tears
-anything down. Non-daemon threads may go on logging then, so the farewell is said by a thread that
-waits for the last of them (`atexit` would come after them too, but not in a `multiprocessing`
-child). `atexit` is the fallback where that hook does not exist or was interrupted. The farewell is
-said once, with the exit budget as deadline.
+anything down: everything is flushed then, with the intake still open. Non-daemon threads may go on
+logging, so this is done by a thread that waits for the last of them. `atexit` runs after that and
+says the farewell: what the program's own exit functions logged meanwhile goes with it. A
+`multiprocessing` child may never come there, so it says farewell at the first hook.
+
+A signal whose disposition is the default is handled: everything goes to the disk at once, then to
+the server for a short while, then the default action follows. The engine does the first part by
+itself (`wakeup`) where the main thread does not come to run a handler.
 """
 
 from __future__ import annotations
@@ -18,19 +22,48 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import FrameType
 from typing import Final
 
+from metrana_async.engine import wakeup
+from metrana_async.engine.loop_thread import LoopThread
 from metrana_async.notices import say
 
-Farewell = Callable[[float, str, "str | None"], "concurrent.futures.Future[None] | None"]
-"""Starts leaving, given (budget in seconds, status, exception type name); None = nothing to do.
+_Work = concurrent.futures.Future[None] | None
 
-It takes no lock: a signal handler may have interrupted whoever holds it.
-"""
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """What the end of a process asks of its open runs, given a budget in seconds.
+
+    Each starts work on the engine and gives its future; None = there is nothing to do. None of
+    them takes a lock: a signal handler may have interrupted whoever holds it.
+
+    Attributes:
+        flush: have everything stored, with the intake open.
+        farewell: flush with the intake open for some of the budget, then leave; given (budget,
+            seconds of it for the flush, status, exception type name).
+        spill: have everything on the disk, whatever the server does.
+        hurry: have work of the other kinds go on without the server: keep, and leave.
+    """
+
+    flush: Callable[[float], _Work]
+    farewell: Callable[[float, float, str, str | None], _Work]
+    spill: Callable[[float], _Work]
+    hurry: Callable[[], _Work]
+
 
 EXIT_BUDGET_S: Final = 10.0
 SIGTERM_BUDGET_S: Final = 2.0
+SIGNALS: Final = tuple(
+    number for name in ("SIGTERM", "SIGHUP") if (number := getattr(signal, name, None)) is not None
+)
+"""The signals that end a program by default and announce themselves."""
+
+_FLUSH_SHARE: Final = 0.9
+_FAREWELL_S_MIN: Final = 1.0
+_HURRY_S: Final = 1.5
 _GRACE_S: Final = 0.5
 _HANDLER_SLICE_S: Final = 0.25
 _HANDLER_PAUSE_S: Final = 0.01
@@ -38,9 +71,10 @@ _WAITING_NAME: Final = "metrana-farewell"
 
 _INTERRUPTS: Final = ("KeyboardInterrupt", "SystemExit", "CancelledError", "GeneratorExit")
 
-_farewell: Farewell | None = None
+_runs: Runs | None = None
 _is_done = False
-_terminating: tuple[concurrent.futures.Future[None] | None, float] | None = None
+_exit_deadline_s: float | None = None
+_terminating: tuple[_Work, float] | None = None
 
 
 def status_of(exception: BaseException | type[BaseException] | None) -> tuple[str, str | None]:
@@ -53,30 +87,27 @@ def status_of(exception: BaseException | type[BaseException] | None) -> tuple[st
     return "failed", kind.__name__
 
 
-def install(farewell: Farewell) -> None:
-    """Have `farewell` called when the program ends. Call again after a fork; idempotent."""
-    global _farewell, _is_done, _terminating
+def install(runs: Runs, thread: LoopThread) -> None:
+    """Have `runs` asked when the program ends. Call with every opening, again after a fork."""
+    global _runs, _is_done, _terminating, _exit_deadline_s
     _is_done = False
-    _terminating = None
-    if _farewell is not None:
-        return
-    _farewell = farewell
-    register = getattr(threading, "_register_atexit", None)
-    if register is not None:
-        try:
-            register(_main_is_over)
-        except RuntimeError:
-            # The interpreter is already on its way out; atexit below still runs.
-            register = None
-    atexit.register(_say_farewell)
-    _install_sigterm()
+    _terminating = _exit_deadline_s = None
+    if _runs is None:
+        _runs = runs
+        register = getattr(threading, "_register_atexit", None)
+        if register is not None:
+            # Refused where the interpreter is on its way out; atexit still comes.
+            with contextlib.suppress(RuntimeError):
+                register(_main_is_over)
+    _claim_signals(thread)
 
 
+# --- the end of the main thread ------------------------------------------------------------------
 def _main_is_over() -> None:
     if not _others():
-        _say_farewell()
+        _flush_all()
         return
-    # atexit says it where no thread can be started any more.
+    # atexit does it where no thread can be started any more.
     with contextlib.suppress(RuntimeError):
         threading.Thread(target=_wait_for_others, name=_WAITING_NAME, daemon=False).start()
 
@@ -84,7 +115,7 @@ def _main_is_over() -> None:
 def _wait_for_others() -> None:
     while others := _others():
         others[0].join()
-    _say_farewell()
+    _flush_all()
 
 
 def _others() -> list[threading.Thread]:
@@ -93,44 +124,113 @@ def _others() -> list[threading.Thread]:
     return [t for t in threading.enumerate() if not t.daemon and t not in own]
 
 
+def _flush_all() -> None:
+    """Have everything stored while names are resolved and threads are started as ever."""
+    global _exit_deadline_s
+    if _runs is None or _is_done or _terminating is not None:
+        return
+    _exit_deadline_s = time.monotonic() + EXIT_BUDGET_S
+    flush_s = EXIT_BUDGET_S * _FLUSH_SHARE
+    _ends(_runs.flush(flush_s), flush_s + _GRACE_S)
+    if _is_multiprocessing_child():
+        _say_farewell()
+
+
+def _is_multiprocessing_child() -> bool:
+    process = sys.modules.get("multiprocessing.process")
+    return process is not None and process.parent_process() is not None
+
+
 def _say_farewell() -> None:
     global _is_done
-    if _is_done or _farewell is None:
+    if _terminating is not None:
+        # A signal came as the program ended: what its handler began is waited for here.
+        work, deadline_s = _terminating
+        _ends(work, max(0.0, deadline_s + _GRACE_S - time.monotonic()))
+        return
+    if _is_done or _runs is None:
         return
     _is_done = True
+    if _exit_deadline_s is None:
+        # The first hook was not there, or was cut short.
+        budget_s, flush_s = EXIT_BUDGET_S, EXIT_BUDGET_S * _FLUSH_SHARE
+    else:
+        budget_s, flush_s = max(_FAREWELL_S_MIN, _exit_deadline_s - time.monotonic()), 0.0
     # Set by the interpreter, and by nobody else, when an exception ended the program.
     unhandled = getattr(sys, "last_type", None)
-    leaving = _farewell(EXIT_BUDGET_S, *status_of(unhandled))
-    if leaving is None:
-        return
-    done, _ = concurrent.futures.wait([leaving], EXIT_BUDGET_S + _GRACE_S)
-    if not done or leaving.exception() is not None:
+    leaving = _runs.farewell(budget_s, flush_s, *status_of(unhandled))
+    if not _ends(leaving, budget_s + _GRACE_S):
         say(f"not everything was stored within {EXIT_BUDGET_S:g} s")
 
 
-def _install_sigterm() -> None:
+def _ends(work: _Work, limit_s: float) -> bool:
+    """Wait for engine work; False when it failed or did not end in time.
+
+    Ctrl-C means "now": what the server does not have yet stays on the disk. Again: not even that.
+    """
+    global _exit_deadline_s
+    if work is None:
+        return True
+    try:
+        concurrent.futures.wait([work], limit_s)
+    except KeyboardInterrupt:
+        _exit_deadline_s = time.monotonic()
+        with contextlib.suppress(KeyboardInterrupt):
+            if _runs is not None:
+                _runs.hurry()
+            concurrent.futures.wait([work], _HURRY_S)
+    return work.done() and work.exception() is None
+
+
+# Before anybody who imports us can register exit functions of his own: they run in reverse order,
+# and may still log.
+atexit.register(_say_farewell)
+
+
+# --- signals -------------------------------------------------------------------------------------
+def _claim_signals(thread: LoopThread) -> None:
     if threading.current_thread() is not threading.main_thread():
         return
-    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, _on_sigterm)
+    for number in SIGNALS:
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _on_signal)
+    wakeup.claim(thread, _on_wakeup)
 
 
-def _on_sigterm(number: int, frame: FrameType | None) -> None:
-    """Store what there is, then die of the signal as by default.
+def give_back_signals() -> None:
+    """No run is open any more: leave the process's signals as they were found."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    for number in SIGNALS:
+        if signal.getsignal(number) is _on_signal:
+            signal.signal(number, signal.SIG_DFL)
+    wakeup.give_back()
+
+
+def _on_wakeup(number: int) -> None:
+    """A signal that may end the program has come, whoever handles it. Engine loop."""
+    if number in SIGNALS and _runs is not None:
+        _runs.spill(SIGTERM_BUDGET_S)
+
+
+def _on_signal(number: int, frame: FrameType | None) -> None:
+    """Keep and store what there is, then die of the signal as by default.
 
     The handler waits in slices and comes back by itself in between: the code it interrupted may
     hold a lock that the engine needs.
     """
-    global _terminating, _is_done
+    global _terminating
     del frame
-    if _terminating is None and _farewell is not None:
-        _is_done = True
+    if _terminating is None and _runs is not None:
         deadline_s = time.monotonic() + SIGTERM_BUDGET_S
-        _terminating = (_farewell(SIGTERM_BUDGET_S, "stopped", None), deadline_s)
-    leaving, deadline_s = _terminating or (None, 0.0)
-    if leaving is not None:
+        _runs.spill(SIGTERM_BUDGET_S)
+        # With the intake open: the code that was interrupted goes on between the slices.
+        flush_s = SIGTERM_BUDGET_S * _FLUSH_SHARE
+        _terminating = (_runs.farewell(SIGTERM_BUDGET_S, flush_s, "stopped", None), deadline_s)
+    work, deadline_s = _terminating or (None, 0.0)
+    if work is not None:
         left_s = deadline_s + _GRACE_S - time.monotonic()
-        done, _ = concurrent.futures.wait([leaving], max(0.0, min(_HANDLER_SLICE_S, left_s)))
+        done, _ = concurrent.futures.wait([work], max(0.0, min(_HANDLER_SLICE_S, left_s)))
         if not done and left_s > 0:
             again = threading.Timer(_HANDLER_PAUSE_S, os.kill, (os.getpid(), number))
             again.daemon = True

@@ -12,6 +12,7 @@ import asyncio
 
 # With its thread pools, which cannot be imported any more once the main thread has ended.
 import concurrent.futures.thread
+import contextvars
 import importlib
 import os
 import socket
@@ -73,6 +74,8 @@ class LoopThread:
         self.io = IoThread()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ready = threading.Event()
+        # Never the caller's: anyio and others keep there which kind of event loop it runs on.
+        self._context = contextvars.Context()
         self._thread = threading.Thread(target=self._run, name=_THREAD_NAME, daemon=True)
         self._thread.start()
         if not self._ready.wait(_START_TIMEOUT_S):
@@ -115,12 +118,13 @@ class LoopThread:
             raise InternalError("the engine thread may not wait for itself")
         if not self.is_alive:
             raise InternalError("the engine thread has ended")
-        return asyncio.run_coroutine_threadsafe(work(), self.loop)
+        empty = contextvars.Context()
+        return empty.run(asyncio.run_coroutine_threadsafe, work(), self.loop)
 
     def call_soon(self, callback: Callable[[], object]) -> None:
         """Have the loop call `callback`; silently nothing once the loop is closed."""
         try:
-            self.loop.call_soon_threadsafe(callback)
+            self.loop.call_soon_threadsafe(callback, context=self._context)
         except RuntimeError:
             # The loop closed between the check and the call: there is nobody left to wake.
             if self.is_alive:

@@ -18,7 +18,7 @@ from metrana_async.errors import InitError, UnavailableError, WaitTimeoutError
 from metrana_async.transport.base import ServerAddress
 from metrana_async.transport.http import HttpTransport
 from tests.interop.conftest import JOB_VARIABLES, ROOT
-from tests.interop.life import home_in
+from tests.interop.life import eventually, home_in
 
 pytestmark = pytest.mark.e2e
 
@@ -153,7 +153,7 @@ def test_close_against_a_deaf_server(home, deaf, timeout_s, how):
 
 @pytest.mark.parametrize("timeout_s", [0.0, 1.0])
 def test_close_against_a_halted_server(home, timeout_s):
-    """The same with a real server under SIGSTOP; what it has swallowed may be there later."""
+    """The same with a real server under SIGSTOP: what is not stored stays on the disk."""
     run = home.init()
     run.log("m", 1.0)
     run.flush(10)
@@ -161,14 +161,17 @@ def test_close_against_a_halted_server(home, timeout_s):
     run.log("m", 2.0)
     took_s, info = seconds(lambda: run.close(timeout_s))
     assert took_s < timeout_s + LATE_S + SCHEDULING_S
-    assert dict(info.statistics.lost) == {"closed": 1}
+    assert (info.statistics.spooled, dict(info.statistics.lost)) == (1, {})
+    assert not info.is_complete
     go_on(home)
-    assert home.points("m")[0] == (0, 1.0)
+    (report,) = metrana.replay_spool(data_dir=home.data_dir)
+    assert report.state == "delivered"
+    assert home.points("m") == [(0, 1.0), (1, 2.0)]
 
 
 def test_a_close_that_lost_raises_under_all_or_crash(home):
-    """Under `all_or_crash` the loss is an error, in the same time."""
-    run = home.init(delivery_policy="all_or_crash")
+    """Under `all_or_crash` the loss is an error, in the same time; without a spool there is one."""
+    run = home.init(delivery_policy="all_or_crash", disk=None)
     halt(home)
     run.log("m", 2.0)
     took_s, error = seconds(lambda: run.close(0.3))
@@ -177,9 +180,36 @@ def test_a_close_that_lost_raises_under_all_or_crash(home):
     assert took_s < 0.3 + LATE_S + SCHEDULING_S
 
 
+def test_a_close_that_keeps_on_disk_is_no_loss(home):
+    """Under `all_or_crash` what is kept on the disk is not lost: no error, and it says so."""
+    run = home.init(delivery_policy="all_or_crash")
+    halt(home)
+    run.log("m", 2.0)
+    info = run.close(0.3)
+    assert (info.statistics.spooled, info.is_complete) == (1, False)
+    go_on(home)
+
+
+def test_a_flush_is_content_with_the_disk_at_its_deadline(home):
+    """The server is halted: flush says `spooled`; once it goes on, everything is stored once."""
+    run = home.init()
+    run.log("m", 0.0)
+    run.flush(10)
+    for k in range(1, 4):
+        halt(home)
+        run.log("m", float(k))
+        took_s, statistics = seconds(lambda: run.flush(1.0))
+        assert (statistics.spooled, statistics.in_flight) == (1, 0)
+        assert took_s < 1.0 + LATE_S + SCHEDULING_S
+        go_on(home)
+        eventually(lambda: run.flush(20).committed == run.get_metrics().accepted, "it is stored")
+    assert run.close(10).is_complete
+    assert home.points("m") == [(k, float(k)) for k in range(4)]
+
+
 def test_a_flush_that_ran_out_of_time_lost_nothing(home):
     """WaitTimeoutError while the server is halted; once it goes on, everything is there once."""
-    run = home.init()
+    run = home.init(disk=None)
     run.log("m", 0.0)
     run.flush(10)
     for k in range(1, 4):
@@ -213,7 +243,7 @@ def test_reading_from_a_halted_server_ends_in_time(home):
 
 
 def test_the_end_of_a_program_against_a_deaf_server(home):
-    """Without close the exit budget ends it, the exit code stays, the loss is told."""
+    """Without close the exit budget ends it, the exit code stays, what is kept is told."""
     halted = f"os.kill({home.card['pid']}, __import__('signal').SIGSTOP)"
     begun_s = time.monotonic()
     done = home.script(
@@ -224,8 +254,11 @@ def test_the_end_of_a_program_against_a_deaf_server(home):
     took_s = time.monotonic() - begun_s
     go_on(home)
     assert done.returncode == 3
-    assert "1 points not stored" in done.stderr
+    assert "1 points are kept on this machine" in done.stderr
     assert took_s < 10
+    (report,) = metrana.replay_spool(data_dir=home.data_dir)
+    assert report.state == "delivered"
+    assert home.points("m") == [(0, 1.0), (1, 2.0)]
 
 
 def test_sigterm_against_a_deaf_server(home):

@@ -268,7 +268,7 @@ def test_a_server_with_a_name_is_reached_until_the_very_end(server, place, late)
         async def forget():
             # As after a long pause: no connection, no remembered address.
             (writer,) = opening._present
-            connector = writer._transport._session.connector
+            connector = writer.membership._transport._session.connector
             connector.clear_dns_cache()
             for connections in list(connector._conns.values()):
                 for connection, _ in list(connections):

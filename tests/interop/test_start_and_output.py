@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+import tempfile
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from metrana_async.settings import _ENVIRONMENT
 pytestmark = pytest.mark.e2e
 
 # Variable, its value, and what a script then sees; `settings` are those of the run it opens.
+SPOOL = f"{tempfile.mkdtemp()}/spool"
 VARIABLES = {
     "METRANA_WORKSPACE": ("lab", "settings.workspace_name == 'lab'"),
     "METRANA_PROJECT": ("other project", "settings.project_name == 'other project'"),
@@ -32,6 +34,7 @@ VARIABLES = {
     "METRANA_API_KEY": ("key", "settings.api_key == 'key' and 'key' not in repr(settings)"),
     "METRANA_LOGGER_ID": ("7", "settings.logger_id == '7'"),
     "METRANA_DATA_DIR": (None, "settings.data_dir is None"),
+    "METRANA_DISK_SPOOL_DIR": (SPOOL, f"settings.disk.path == {SPOOL!r}"),
     "METRANA_EVENT_QUEUE_MAX_SIZE": ("1234", "settings.queue_capacity == 1234"),
     "METRANA_INIT_TIMEOUT_SECS": ("77", "settings.init_timeout_secs == 77.0"),
     "METRANA_QUIET": ("0", "True"),

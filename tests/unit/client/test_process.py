@@ -10,9 +10,12 @@ import textwrap
 
 import pytest
 
-# The server lives in the child's memory; its contents are printed by the last exit handler.
+# The server lives in the child's memory; its contents are printed by the last exit handler: who
+# registered before the package was imported is called after it.
 PROLOGUE = """
 import atexit, os, signal, sys, threading
+atexit.register(lambda: is_started and show())
+is_started = False
 from metrana_async.testing import MemoryServer
 import metrana_sync_shim as metrana
 
@@ -27,7 +30,8 @@ def show():
     print(row.state, row.exception_type, values, flush=True)
 
 def start(**arguments):
-    atexit.register(show)
+    global is_started
+    is_started = True
     return metrana.init(
         project_name="p", run_name="r", transport=server.transport(), quiet=True, **arguments
     )
