@@ -79,6 +79,8 @@ class Checker:
         self.has_clones = False
         """Whether several processes wrote under one identity: what one of them kept on disk may
         have had to be set aside."""
+        self.has_poison = False
+        """Whether the server refused some batches for good."""
         self.findings = Findings()
         self.stored: dict[int, Stored] = {}
 
@@ -148,7 +150,8 @@ class Checker:
         if counted != len(self.stored):
             self.findings.add("server ledger", f"{counted} counted, {len(self.stored)} stored")
         declared = {name: n for name, n in counters.items() if n and name.startswith("lost:")}
-        unexpected = {n: c for n, c in counters.items() if c and n not in declared and n != "late"}
+        usual = {"late", "rejected"} if self.has_poison else {"late"}
+        unexpected = {n: c for n, c in counters.items() if c and n not in {*declared, *usual}}
         if unexpected:
             self.findings.add("server outcomes", str(unexpected))
         is_excused = self._rolled_back or any(_may_be_damaged(c) for c in self._clients)
@@ -194,7 +197,7 @@ class Checker:
         expected = statistics.committed + statistics.spooled
         # What was given up while it was under way may have arrived all the same.
         most = expected + lost["closed"]
-        is_kept = not client.host.is_tampered and not self.has_clones
+        is_kept = not (client.host.is_tampered or self.has_clones or self.has_poison)
         least = expected if is_kept else statistics.committed
         if not least <= len(there) <= most:
             text = f"{client.name}: {len(there)} there, {least} to {most} expected; {statistics}"
@@ -209,20 +212,23 @@ class Checker:
             reasons.add("closed")
         if _may_be_damaged(client):
             reasons.add("spool_damaged")
+        if self.has_poison:
+            reasons.update(client.statistics.rejected)
         return reasons
 
     def _check_killed(self, client: Client, mine: list[int], there: list[int]) -> None:
         """What a dead client leaves behind: what it had kept, and all but its last moments."""
         statistics = client.statistics
         least = statistics.committed
-        least += 0 if client.host.is_tampered or self.has_clones else statistics.spooled
+        is_kept = not (client.host.is_tampered or self.has_clones or self.has_poison)
+        least += statistics.spooled if is_kept else 0
         if least > len(there):
             text = f"{client.name}: {len(there)} there, {statistics}"
             self.findings.add("kept and gone", text)
-        if not self._rolled_back and not _may_be_damaged(client):
+        if not (self._rolled_back or self.has_poison or _may_be_damaged(client)):
             self._check_holes(client, mine, set(there))
         is_prompt = client.habits.spools and client.host.is_prompt and not client.was_paused
-        is_prompt &= not self.has_clones
+        is_prompt &= not (self.has_clones or self.has_poison)
         if is_prompt and not client.host.is_tampered:
             moment_s = POWER_MOMENT_S if client.lost_power else KILL_MOMENT_S
             old_s = client.process.died_s - moment_s
@@ -245,7 +251,8 @@ class Checker:
 
     def _check_kept(self, client: Client, mine: list[int], there: list[int]) -> None:
         """Whatever a flush said is kept is there at the end, or was declared lost."""
-        if not client.flushed or client.host.is_tampered or self.has_clones:
+        is_excused = client.host.is_tampered or self.has_clones or self.has_poison
+        if not client.flushed or is_excused:
             return
         present = set(there)
         missing = [v for v in mine if v < client.flushed[-1] and v not in present]

@@ -239,6 +239,8 @@ class Client:
             *(self._episodes, self._numbered_episodes, self._rollout, self._episodic_rollout),
             self._setting,
         ]
+        if self.writer.spooler is not None and self.writer.spooler.failure is not None:
+            self.note("spool refused")
         if self.writer._outbox.is_overflowing:
             self.note("overflowed to the disk only")
         for _ in range(rng.choice((1, 1, 1, 3, 10))):

@@ -25,6 +25,8 @@ from tests.simulation.network import Network
 from tests.simulation.server import ADDRESS
 
 SPOOL_ROOT: Final = "/spool"
+QUOTA_BYTES = 1 << 30
+"""Of each writer's spool; some worlds have less."""
 SERVER_KEY: Final = "simulated"
 _SYNC_ROUNDS: Final = 20
 
@@ -47,8 +49,8 @@ class Host:
         self.disk = ModelDisk(rng)
         self.disk_s = 0.004
         self.spool_root = SPOOL_ROOT
-        self.quota_bytes = 1 << 30
-        self.is_prompt = True
+        self.quota_bytes = QUOTA_BYTES
+        self.is_prompt = QUOTA_BYTES >= 1 << 30
         self.is_tampered = False
         self._network = network
         self._rng = rng

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import zlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
@@ -19,9 +20,15 @@ from unittest.mock import patch
 
 from metrana_async import pump
 from metrana_async.delivery import outbox, spooling
+from metrana_async.errors import BatchTooLargeError, ProtocolError
 from metrana_async.replay import DELIVERED
+from metrana_async.server.ingest import requests, service
+from metrana_async.server.ingest.requests import read_request as requests_read_request
+from metrana_async.server.ingest.validation import check_batch
 from metrana_async.spool import writer as spool_writer
 from metrana_async.wire.limits import WRITER_LIVE_S
+from metrana_async.wire.model import Batch
+from tests.simulation import host as host_module
 from tests.simulation.book import Book
 from tests.simulation.checker import Checker, stored_values
 from tests.simulation.client import Client, Habits, Lane
@@ -78,7 +85,7 @@ class World:
         self.hosts: dict[str, Host] = {}
         self.clients: list[Client] = []
         self.rolled_back: set[str] = set()
-        self.has_clones = False
+        self.has_clones = self.has_poison = False
         self.findings: list[str] = []
         self.server = ServerHost(self.network, random.Random(f"server {seed}"))
         self._favourite = self.rng.choice(FAVOURITES)
@@ -109,7 +116,7 @@ class World:
     def check(self) -> None:
         """Compare what is stored with what was logged."""
         checker = Checker(self.server.store, self.book, self.clients, self.rolled_back)
-        checker.has_clones = self.has_clones
+        checker.has_clones, checker.has_poison = self.has_clones, self.has_poison
         self.findings += checker.check()
         self.findings += self.scheduler.problems
 
@@ -163,8 +170,6 @@ class World:
         self.lanes.append(lane)
         host = Host(self.network, f"host {name}", random.Random(f"{self._seed} {name}"))
         host.disk_s = self.rng.choice((0.002, 0.02, 0.1))
-        if self.rng.random() < 0.1:
-            host.quota_bytes, host.is_prompt = 20_000, False
         self.hosts[name] = host
         return lane
 
@@ -317,6 +322,7 @@ class World:
         """Writes, syncs and names fail now and then for a while, or everything is slow."""
         host, rng = self._some_host(), self.rng
         host.is_prompt = False
+        self._perhaps_cut_off(host)
         share = rng.choice((0.1, 0.5, 1.0))
         kind = rng.choice(("write", "sync", "names", "slow"))
         self.note(f"disk trouble {kind}", host.name)
@@ -331,14 +337,22 @@ class World:
             )
         await asyncio.sleep(rng.uniform(0.0, 15.0))
         host.disk_s, host.disk.troubles = usual_s, usual
+        self.network.unblock_all()
+
+    def _perhaps_cut_off(self, host: Host) -> None:
+        """A disk matters only while the server does not answer."""
+        if self.rng.random() < 0.7:
+            self.network.block(host.name, "server")
 
     async def _fill_a_disk(self) -> None:
         host = self._some_host()
         host.is_prompt = False
         self.note("disk full", host.name)
+        self._perhaps_cut_off(host)
         host.disk.capacity_bytes = host.disk.used_bytes + self.rng.choice((0, 100, 3000))
         await asyncio.sleep(self.rng.uniform(0.0, 15.0))
         host.disk.capacity_bytes = 1 << 40
+        self.network.unblock_all()
 
     async def _tamper(self) -> None:
         """Bits flip in what was synced, or somebody clears up the spool."""
@@ -434,6 +448,39 @@ class World:
         await asyncio.sleep(100.0)
 
 
+def _is_poison(batch: Batch) -> bool:
+    """Whether the server of a poisoned world will never take this batch, however often it comes."""
+    name = f"{batch.writer_id} {batch.lane} {batch.seq}"
+    return not batch.stands_for and zlib.crc32(name.encode()) % 12 == 0
+
+
+def _refuse_poison(batch: Batch, *rest: Any) -> None:
+    if _is_poison(batch):
+        raise ProtocolError("this batch is refused on purpose")
+    check_batch(batch, *rest)
+
+
+def _refuse_requests_with_poison(body: bytes) -> requests.Request:
+    request = requests_read_request(body)
+    if any(sent.batch is not None and _is_poison(sent.batch) for sent in request.sent):
+        raise BatchTooLargeError("this request is refused on purpose")
+    return request
+
+
+@contextmanager
+def _poisoned(rng: random.Random) -> Iterator[bool]:
+    """In some worlds there are batches that can never be stored; True in those."""
+    draw = rng.random()
+    if draw < 0.05:
+        with patch.object(requests, "check_batch", _refuse_poison):
+            yield True
+    elif draw < 0.1:
+        with patch.object(service, "read_request", _refuse_requests_with_poison):
+            yield True
+    else:
+        yield False
+
+
 @contextmanager
 def _tuned(rng: random.Random) -> Iterator[None]:
     """Bounds that a world draws, so that what happens beyond them happens here, too."""
@@ -448,8 +495,10 @@ def _tuned(rng: random.Random) -> Iterator[None]:
             stack.enter_context(patch.object(spooling, "LOAD_BELOW_BYTES", 2000))
         if rng.random() < 0.3:
             stack.enter_context(patch.object(spool_writer, "SEGMENT_BYTES", 4000))
-        if rng.random() < 0.1:
-            stack.enter_context(patch.object(pump, "OUTBOX_BYTES", 20_000))
+        if rng.random() < 0.15:
+            # A spool that soon is full, and little room in memory behind it.
+            stack.enter_context(patch.object(host_module, "QUOTA_BYTES", 3000))
+            stack.enter_context(patch.object(pump, "OUTBOX_BYTES", 6000))
         yield
 
 
@@ -463,7 +512,11 @@ def run_seed(
     aiohttp_log = logging.getLogger("aiohttp.server")
     level, aiohttp_log.level = aiohttp_log.level, logging.CRITICAL
     try:
-        with simulated(scheduler), _tuned(random.Random(f"tuning {seed}")):
+        with (
+            simulated(scheduler),
+            _tuned(random.Random(f"tuning {seed}")),
+            _poisoned(random.Random(f"poison {seed}")) as world.has_poison,
+        ):
             try:
                 scheduler.run(world.main, world.live(), limit_s=_WORLD_LIMIT_S)
                 world.check()
