@@ -22,13 +22,10 @@ from metrana_async.statistics import Ledger
 from metrana_async.wire.acks import BatchReply, BatchStatus, Outcome
 from metrana_async.wire.batch import BatchHead, decode_batch, encode_batch
 from metrana_async.wire.frames import Frame, decode_frame, frame_digest
-from metrana_async.wire.model import Batch
+from metrana_async.wire.model import UNKNOWN_DIGEST, Batch
 
 ROLLBACK: Final = "server_rollback"
 DAMAGED: Final = "spool_damaged"
-
-UNKNOWN_DIGEST: Final = 2**64 - 1
-"""What a stand-in says that stands for a batch whose digest nobody knows any more."""
 
 
 @dataclass(slots=True)
@@ -236,6 +233,14 @@ class Lane:
                 lost=lost,
             )
         )
+
+    def forget_spool(self) -> list[SealedBatch]:
+        """The spool's files are gone; returns what is queued, to be spooled again."""
+        for sealed in self.queue:
+            if sealed.is_durable:
+                self._ledger.spooled -= sealed.points_count
+            sealed.is_durable = sealed.is_written = False
+        return list(self.queue)
 
     def note_durable(self, sealed: SealedBatch) -> None:
         """The spool holds a batch of this lane now."""

@@ -204,6 +204,12 @@ class Outbox:
         for number, seq in acked.items():
             self._lane(number).start_at(seq)
 
+    def forget_spool(self) -> None:
+        """The spool's files are gone: what is in memory is to be spooled again."""
+        again = [sealed for lane in self.lanes.values() for sealed in lane.forget_spool()]
+        unqueued = [s for s in self.fresh if s.seq > self.lanes[s.lane].loaded_seq]
+        self.fresh = deque([*again, *unqueued])
+
     def load(self, frame: Frame, head: BatchHead) -> None:
         """Queue a batch that was read back from the disk; other writers' are passed over."""
         if (head.run_uid, head.writer_id) == (self.run_uid, self.writer_id):
@@ -274,6 +280,13 @@ class Outbox:
             ProtocolError: the answer is not one to this request; nothing was applied.
         """
         self._check(request, reply)
+        try:
+            self._check_marks(reply.acked)
+        except ProtocolError:
+            # Said again, it is another writer's doing; what the answer says of our own batches
+            # stands, or they would be sent once more under another name.
+            if not self.is_conflicted:
+                raise
         before = self.queued_bytes
         self._known_pages.update(request.pages)
         for answered in reply.replies:
@@ -300,7 +313,6 @@ class Outbox:
     def _check(self, request: Request, reply: IngestReply) -> None:
         if (reply.run_uid, reply.writer_id) != (self.run_uid, self.writer_id):
             raise ProtocolError(f"the answer is for writer {reply.writer_id} of {reply.run_uid}")
-        self._check_marks(reply.acked)
         sent = {(sealed.lane, sealed.seq) for sealed in request.batches}
         for answered in reply.replies:
             if (answered.lane, answered.seq) not in sent:

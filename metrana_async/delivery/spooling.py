@@ -270,6 +270,9 @@ class Spooler:
         for sealed in self._written:
             sealed.is_written = False
         self._written = []
+        if isinstance(error, FileNotFoundError):
+            # Somebody removed the directory. It is made anew at the next try.
+            self._outbox.forget_spool()
         self._refuse(error)
 
     def _refuse(self, error: OSError) -> None:

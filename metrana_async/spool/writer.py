@@ -254,6 +254,14 @@ class SpoolWriter:
         self._named.clear()
         self._is_names_synced = True
 
+    def _start_over(self) -> None:
+        """The directory is gone: the next `make` makes another, under another lock."""
+        self._break_off()
+        self._segments.clear()
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            self._disk.unlock(lock)
+
     def _close_segment(self) -> None:
         handle, self._handle = self._handle, None
         if handle is not None:

@@ -23,6 +23,9 @@ AUTOMATIC: Final = -1
 NO_EPISODE: Final = -1
 """In an `episode` column: the series has no episodes, one axis per environment."""
 
+UNKNOWN_DIGEST: Final = 2**64 - 1
+"""What a batch stands for whose digest nobody knows any more."""
+
 DEFAULT_ENV: Final = "default"
 """The environment that `env_id=None` names."""
 

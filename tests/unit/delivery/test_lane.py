@@ -288,10 +288,23 @@ def test_marks_of_somebody_else_twice_are_a_conflict():
     for _ in range(2):
         assert not world.outbox.is_conflicted
         with pytest.raises(ProtocolError):
-            world.reply(world.request(), stored(0, 1), acked={0: 99})
+            world.outbox.on_marks({0: 99})
     assert world.outbox.is_conflicted
     world.outbox.rename("d" * 32, 0.0)
     assert not world.outbox.is_conflicted
+
+
+def test_what_a_conflicting_answer_says_of_our_own_batches_stands():
+    """Batches that it calls stored are not sent once more under the new name."""
+    world = World()
+    world.seal(3, 4)
+    with pytest.raises(ProtocolError):
+        world.reply(world.request(), stored(0, 1, stored=3), acked={0: 1, 9: 5})
+    world.reply(world.request(), stored(0, 1, stored=3), acked={0: 1, 9: 5})
+    assert world.outbox.is_conflicted
+    world.outbox.rename("d" * 32, 0.0)
+    assert [b.points_count for b in world.request().batches] == [4]
+    world.assert_balanced()
 
 
 def test_a_poison_batch_is_isolated_and_declared():

@@ -205,3 +205,20 @@ async def test_a_spool_that_vanishes_is_declared_lost_and_the_lane_goes_on():
     world.store()
     assert world.ledger.committed == 5
     world.assert_balanced()
+
+
+@pytest.mark.asyncio
+async def test_a_directory_that_vanishes_is_made_anew():
+    """What memory has is spooled again beside what comes; nothing is lost that it holds."""
+    world = Kept()
+    world.seal(3, 4)
+    assert await world.spooler.keep()
+    world.medium.remove_tree(DIRECTORY)
+    world.seal(5)
+    assert not await world.spooler.keep()
+    assert world.ledger.spooled == 0
+    world.assert_balanced()
+    assert await world.spooler.keep()
+    assert world.ledger.spooled == 12
+    world.assert_balanced()
+    assert world.on_disk() == [1, 2, 3]
