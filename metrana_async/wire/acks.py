@@ -22,13 +22,15 @@ class BatchStatus(str, enum.Enum):
     STORED = "stored"
     """Durable; `counts` says what became of its points."""
     DUPLICATE = "duplicate"
-    """Its sequence was stored before; nothing changed."""
+    """Its sequence was stored before; nothing changed. `counts` is as it was then, where anything
+    but "stored" was in it."""
     GAP = "gap"
     """`expected` is the next sequence this lane may send."""
     CONFLICT = "conflict"
     """Other bytes were stored under this sequence: a cloned writer."""
     REJECTED = "rejected"
-    """It can never be stored (`reason`); its sequence is taken, the lane goes on behind it."""
+    """It can never be stored (`reason`), also when it comes again; its sequence is taken, the lane
+    goes on behind it."""
     NEED_PAGES = "need_pages"
     """Send it again together with the pages named in `pages`; nothing was stored."""
 

@@ -13,10 +13,13 @@ from hypothesis import strategies as st
 
 from metrana_async.errors import NotFoundError
 from metrana_async.server.store.base import (
+    ANSWERS_KEPT,
     AcceptedPoints,
+    AnswerRow,
     AttributeRow,
     Commit,
     DeletedRun,
+    LaneRow,
     PointStore,
     SealUnit,
     SeriesRow,
@@ -105,6 +108,28 @@ def test_writers_come_back_as_they_were_given(store: PointStore) -> None:
     world = World(1)
     store.commit(world.catalogue())
     assert store.run_contents(1).writers == world.catalogue().writers[:2]
+
+
+def test_answers_are_kept_for_the_newest_sequences_of_a_lane(store: PointStore) -> None:
+    """Later ones push the oldest out, lane by lane; they go with their run."""
+    world = World(1)
+    store.commit(world.catalogue())
+    first = AnswerRow(1, 0, 1, "malformed", {})
+    other = AnswerRow(2, 3, 1, None, {"stored": 1, "pin_conflict": 2})
+    store.commit(Commit(answers=[first, other]))
+    assert store.run_contents(1).answers == [first, other]
+    assert store.run_contents(1, with_series=False).answers == []
+    near, far = AnswerRow(1, 0, ANSWERS_KEPT, None, {}), AnswerRow(1, 0, ANSWERS_KEPT + 1, None, {})
+    store.commit(Commit(answers=[near]))
+    assert store.run_contents(1).answers == [first, near, other]
+    store.commit(Commit(answers=[far]))
+    assert store.run_contents(1).answers == [near, far, other]
+    assert store.run_contents(2).answers == []
+    deleted = DeletedRun(1, f"{1:032x}", "default", "proj", "run-1", 5)
+    store.commit(Commit(lanes=[LaneRow(1, 0, 129, 1), LaneRow(2, 3, 1, 1)]))
+    store.commit(Commit(deleted=[deleted]))
+    store.commit(Commit(runs=[run_row(3)], writers=[writer_row(1, 3)]))
+    assert store.run_contents(3).answers == []
 
 
 def test_a_run_is_found_by_name_and_uid(store: PointStore) -> None:

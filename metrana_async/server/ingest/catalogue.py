@@ -17,6 +17,8 @@ import numpy.typing as npt
 from metrana_async.server.ingest.numbers import Numbers
 from metrana_async.server.ingest.validation import family_codes
 from metrana_async.server.store.base import (
+    ANSWERS_KEPT,
+    AnswerRow,
     AttributeRow,
     Commit,
     LaneRow,
@@ -120,6 +122,9 @@ class RunState:
         self.env_names = list(contents.env_names)
         self.env_nos = {name: no for no, name in enumerate(self.env_names)}
         self.lanes = {(x.writer_no, x.lane): x for x in contents.lanes}
+        self._answers: dict[tuple[int, int], dict[int, AnswerRow]] = {}
+        for answer in contents.answers:
+            self._keep_answer(answer)
         # Digests by sequence, newest last: what a cloned writer's retry is told apart by. In memory
         # only: a server that has just started knows the last one, from the mark.
         self._digests: dict[tuple[int, int], OrderedDict[int, int]] = {}
@@ -230,6 +235,21 @@ class RunState:
     def acked(self, writer_no: int) -> dict[int, int]:
         """High-water marks of a writer's lanes."""
         return {lane: x.seq for (no, lane), x in self.lanes.items() if no == writer_no}
+
+    def note_answer(self, answer: AnswerRow, changes: Changes) -> None:
+        """Keep what a batch was answered, for when it comes again."""
+        self._keep_answer(answer)
+        changes.commit.answers.append(answer)
+
+    def _keep_answer(self, answer: AnswerRow) -> None:
+        kept = self._answers.setdefault((answer.writer_no, answer.lane), {})
+        kept[answer.seq] = answer
+        for seq in [seq for seq in kept if seq <= answer.seq - ANSWERS_KEPT]:
+            del kept[seq]
+
+    def kept_answer(self, key: tuple[int, int], seq: int) -> AnswerRow | None:
+        """What the batch of a (writer, lane) was answered, unless it was simply stored."""
+        return self._answers.get(key, {}).get(seq)
 
     def note_digest(self, key: tuple[int, int], seq: int, digest: int) -> None:
         """Remember which batch (writer, lane) stored under a sequence, for a while."""

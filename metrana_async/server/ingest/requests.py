@@ -15,12 +15,12 @@ from metrana_async.server.ingest.attributes import apply_attribute, check_attrib
 from metrana_async.server.ingest.catalogue import Changes, RunState
 from metrana_async.server.ingest.judging import BatchJudge
 from metrana_async.server.ingest.validation import check_batch
-from metrana_async.server.store.base import LaneRow, PointStore
+from metrana_async.server.store.base import AnswerRow, LaneRow, PointStore
 from metrana_async.wire import limits
-from metrana_async.wire.acks import BatchReply, BatchStatus
+from metrana_async.wire.acks import BatchReply, BatchStatus, Outcome
 from metrana_async.wire.batch import decode_batch
 from metrana_async.wire.frames import FRAME_PAGE, Frame, iter_frames
-from metrana_async.wire.model import Batch
+from metrana_async.wire.model import UNKNOWN_DIGEST, Batch
 from metrana_async.wire.pages import Page, decode_page
 
 
@@ -105,17 +105,27 @@ class RequestJudge:
         key = (self.judge.writer, frame.lane)
         mark = self.changes.lanes.get(key) or self.run.lanes.get(key) or LaneRow(*key, 0, 0)
         if frame.seq <= mark.seq:
-            if frame.seq == mark.seq and _chain_digest(sent) != mark.digest:
+            known = mark.digest if frame.seq == mark.seq else self.run.recent_digest(key, frame.seq)
+            if known is not None and _chain_digest(sent) not in (known, UNKNOWN_DIGEST):
                 return _reply(frame, BatchStatus.CONFLICT, reason="other bytes have this sequence")
-            return _reply(frame, BatchStatus.DUPLICATE)
+            return self._answer_again(frame, key)
         if frame.seq > mark.seq + 1:
             return _reply(frame, BatchStatus.GAP, expected=mark.seq + 1)
         if sent.batch is None:
             return self._reject(frame, sent.reason)
-        if sent.batch.prev_digest != mark.digest:
+        if sent.batch.prev_digest != mark.digest and not _follows_anything(sent.batch):
             reason = f"the batch before it (seq {mark.seq}) has other bytes here"
             return _reply(frame, BatchStatus.CONFLICT, reason=reason)
         return self._store_batch(frame, sent.batch, pages)
+
+    def _answer_again(self, frame: Frame, key: tuple[int, int]) -> BatchReply:
+        """The answer of the first time: it may not have arrived, and it may have been a refusal."""
+        answer = self.run.kept_answer(key, frame.seq)
+        if answer is None:
+            return _reply(frame, BatchStatus.DUPLICATE)
+        if answer.reason is not None:
+            return _reply(frame, BatchStatus.REJECTED, reason=answer.reason)
+        return _reply(frame, BatchStatus.DUPLICATE, counts=answer.counts)
 
     def _store_batch(self, frame: Frame, batch: Batch, pages: dict[str, Page]) -> BatchReply:
         if batch.stands_for and _has_content(batch):
@@ -141,18 +151,26 @@ class RequestJudge:
         self.run.count({f"lost:{reason}": n for reason, n in batch.lost.items()})
         self._keep_pages((*batch.series_pages, *batch.env_pages), pages)
         self._advance(frame, batch.stands_for)
+        if counts.keys() - {Outcome.STORED.value}:
+            self._note_answer(frame, None, counts)
         return _reply(frame, BatchStatus.STORED, counts=counts)
 
     def _reject(self, frame: Frame, reason: str) -> BatchReply:
         self.run.count({"rejected": frame.points_count} if frame.points_count else {})
         self._advance(frame)
+        self._note_answer(frame, reason, {})
         return _reply(frame, BatchStatus.REJECTED, reason=reason)
+
+    def _note_answer(self, frame: Frame, reason: str | None, counts: dict[str, int]) -> None:
+        answer = AnswerRow(self.judge.writer, frame.lane, frame.seq, reason, dict(counts))
+        self.run.note_answer(answer, self.changes)
 
     def _advance(self, frame: Frame, stands_for: int = 0) -> None:
         """Move the mark; behind a stand-in the chain goes on from what it stands for."""
         digest = stands_for or frame.digest
         row = LaneRow(self.judge.writer, frame.lane, frame.seq, digest)
         self.run.lanes[row.writer_no, row.lane] = row
+        self.run.note_digest((row.writer_no, row.lane), frame.seq, digest)
         self.changes.lanes[row.writer_no, row.lane] = row
 
     def _keep_pages(self, digests: tuple[str, ...], pages: dict[str, Page]) -> None:
@@ -168,6 +186,11 @@ class RequestJudge:
 
 def _has_content(batch: Batch) -> bool:
     return bool(batch.points_count or batch.attributes)
+
+
+def _follows_anything(batch: Batch) -> bool:
+    """Whether it stands in for a batch whose predecessor its sender could not name any more."""
+    return bool(batch.stands_for) and not batch.prev_digest
 
 
 def _chain_digest(sent: Sent) -> int:

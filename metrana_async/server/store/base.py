@@ -16,9 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
+from metrana_async.wire import limits
 from metrana_async.wire.model import FloatArray, Int64Array, SeriesDef, StepMode
+
+ANSWERS_KEPT: Final = 2 * limits.REQUEST_BATCHES
+"""More than one request carries: whatever a retry repeats is among them."""
 
 
 @dataclass(slots=True)
@@ -80,6 +84,21 @@ class LaneRow:
     lane: int
     seq: int
     digest: int
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerRow:
+    """What a batch was answered that was not simply stored; it is told again when it comes again.
+
+    `reason` is why it was rejected, or None; `counts` what became of its points otherwise. Kept for
+    the newest ANSWERS_KEPT sequences of a lane.
+    """
+
+    writer_no: int
+    lane: int
+    seq: int
+    reason: str | None
+    counts: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,10 +185,10 @@ class AcceptedSegments:
 class Commit:
     """Everything one durable transaction adds; rows replace rows of the same key.
 
-    Keys: run_no; writer_no; series_no; (run_no, env_no); (writer_no, lane); (run_no, page digest);
-    (run_no, env_no, episode, path). `cuts` and the accepted tables only ever add. `deleted` takes
-    everything of a run away and leaves the row in its place; nothing of that run may be in the
-    same commit or come later.
+    Keys: run_no; writer_no; series_no; (run_no, env_no); (writer_no, lane); (writer_no, lane, seq);
+    (run_no, page digest); (run_no, env_no, episode, path). `cuts` and the accepted tables only ever
+    add. `deleted` takes everything of a run away and leaves the row in its place; nothing of that
+    run may be in the same commit or come later.
     """
 
     runs: list[RunRow] = field(default_factory=list)
@@ -177,6 +196,7 @@ class Commit:
     series: list[SeriesRow] = field(default_factory=list)
     envs: list[tuple[int, int, str]] = field(default_factory=list)
     lanes: list[LaneRow] = field(default_factory=list)
+    answers: list[AnswerRow] = field(default_factory=list)
     pages: list[tuple[int, str, bytes]] = field(default_factory=list)
     attributes: list[AttributeRow] = field(default_factory=list)
     attributes_removed: list[tuple[int, int | None, int | None, str]] = field(default_factory=list)
@@ -200,6 +220,7 @@ class RunContents:
     env_names: list[str]
     lanes: list[LaneRow]
     attributes: list[AttributeRow]
+    answers: list[AnswerRow] = field(default_factory=list)
 
 
 @dataclass(slots=True)

@@ -16,8 +16,10 @@ import numpy.typing as npt
 
 from metrana_async.errors import NotFoundError
 from metrana_async.server.store.base import (
+    ANSWERS_KEPT,
     AcceptedPoints,
     AcceptedSegments,
+    AnswerRow,
     AttributeRow,
     Commit,
     CutRow,
@@ -46,6 +48,8 @@ class MemoryStore:
         self._series: dict[int, SeriesRow] = {}
         self._envs: dict[int, dict[int, str]] = {}
         self._lanes: dict[tuple[int, int], LaneRow] = {}
+        self._answers: dict[tuple[int, int], dict[int, AnswerRow]] = {}
+        """By writer and lane, then sequence."""
         self._pages: dict[tuple[int, str], bytes] = {}
         self._attributes: dict[_AttributeKey, AttributeRow] = {}
         self._cuts: dict[int, list[CutRow]] = {}
@@ -76,6 +80,11 @@ class MemoryStore:
             for run_no, env_no, name in changes.envs:
                 self._envs.setdefault(run_no, {})[env_no] = name
             self._lanes.update(((x.writer_no, x.lane), x) for x in changes.lanes)
+            for answer in changes.answers:
+                kept = self._answers.setdefault((answer.writer_no, answer.lane), {})
+                kept[answer.seq] = answer
+                for seq in [seq for seq in kept if seq <= answer.seq - ANSWERS_KEPT]:
+                    del kept[seq]
             self._pages.update(((run_no, digest), f) for run_no, digest, f in changes.pages)
             for key in changes.attributes_removed:
                 self._attributes.pop(key, None)
@@ -104,6 +113,7 @@ class MemoryStore:
             del self._writers[writer.writer_no]
         for lane in contents.lanes:
             del self._lanes[lane.writer_no, lane.lane]
+            self._answers.pop((lane.writer_no, lane.lane), None)
         for series_no in numbers:
             for kept in (self._series, self._cuts, self._points, self._segments, self._sealed):
                 kept.pop(series_no, None)
@@ -166,6 +176,12 @@ class MemoryStore:
                 env_names=[names[n] for n in range(len(names) if with_series else 0)],
                 lanes=[x for x in self._lanes.values() if with_series and x.writer_no in numbers],
                 attributes=[a for a in self._attributes.values() if a.run_no == run_no],
+                answers=[
+                    answer
+                    for (writer_no, _), kept in sorted(self._answers.items())
+                    if with_series and writer_no in numbers
+                    for answer in kept.values()
+                ],
             )
 
     def page(self, run_no: int, digest: str) -> bytes | None:

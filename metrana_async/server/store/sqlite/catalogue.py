@@ -15,6 +15,8 @@ import orjson
 
 from metrana_async.errors import NotFoundError
 from metrana_async.server.store.base import (
+    ANSWERS_KEPT,
+    AnswerRow,
     AttributeRow,
     Commit,
     CutRow,
@@ -75,6 +77,15 @@ def write_catalogue(
             "INSERT OR REPLACE INTO lane VALUES(?,?,?,?)",
             [(x.writer_no, x.lane, x.seq, _signed(x.digest)) for x in changes.lanes],
         )
+    if changes.answers:
+        many(
+            "INSERT OR REPLACE INTO answer VALUES(?,?,?,?,?)",
+            [(a.writer_no, a.lane, a.seq, a.reason, _text(a.counts)) for a in changes.answers],
+        )
+        many(
+            "DELETE FROM answer WHERE writer_no=? AND lane=? AND seq<=?",
+            [(a.writer_no, a.lane, a.seq - ANSWERS_KEPT) for a in changes.answers],
+        )
     if changes.pages:
         many("INSERT OR REPLACE INTO page VALUES(?,?,?)", changes.pages)
     if changes.attributes_removed:
@@ -125,7 +136,8 @@ def delete_run(connection: sqlite3.Connection, deleted: DeletedRun) -> None:
         (run_no,),
     )
     for table, key, owner in (("head", "series_no", "series"), ("cut", "series_no", "series"),
-                              ("lane", "writer_no", "writer")):  # fmt: skip
+                              ("lane", "writer_no", "writer"),
+                              ("answer", "writer_no", "writer")):  # fmt: skip
         connection.execute(
             f"DELETE FROM {table} WHERE {key} IN (SELECT {key} FROM {owner} WHERE run_no=?)",
             (run_no,),
@@ -250,6 +262,11 @@ def read_contents(
         " ORDER BY writer_no, lane",
         if_=with_series,
     )
+    answers = select(
+        "SELECT answer.* FROM writer JOIN answer USING(writer_no) WHERE run_no=?"
+        " ORDER BY writer_no, lane, seq",
+        if_=with_series,
+    )
     return RunContents(
         row=_run_row(run[0]),
         writers=[
@@ -279,6 +296,10 @@ def read_contents(
             for number, env, episode, path, value in select(
                 "SELECT * FROM attribute WHERE run_no=? ORDER BY rowid"
             )
+        ],
+        answers=[
+            AnswerRow(writer_no, lane, seq, reason, orjson.loads(counts))
+            for writer_no, lane, seq, reason, counts in answers
         ],
     )
 

@@ -95,6 +95,11 @@ STEPS: Final[tuple[str, ...]] = (
     ALTER TABLE head ADD COLUMN sum INTEGER;
     ALTER TABLE tile ADD COLUMN sum INTEGER;
     """,
+    """
+    CREATE TABLE answer(
+        writer_no INTEGER, lane INTEGER, seq INTEGER, reason TEXT, counts TEXT NOT NULL,
+        PRIMARY KEY(writer_no, lane, seq)) WITHOUT ROWID;
+    """,
 )
 
 

@@ -93,7 +93,7 @@ def test_a_batch_with_content_stands_for_nothing(
     """It is rejected for good, and never taken for a repetition of what it names."""
     fields = {"stands_for": lane.digest, "attributes": attributes}
     posing = batch(lane.writer, 2, lane.mark, *tables, **fields)
-    assert statuses(lane.writer, posing, posing) == [REJECTED, DUPLICATE]
+    assert statuses(lane.writer, posing, posing) == [REJECTED, REJECTED]
     assert statuses(lane.writer, lane.original, lane.behind) == [CONFLICT, CONFLICT]
     rejected = {"rejected": 1} if tables else {}
     assert kept.store.runs()[0].counters == {"stored": 1, **rejected}
@@ -143,3 +143,13 @@ def test_the_mark_of_an_unknown_batch_survives_a_restart(kept: Kept) -> None:
     assert statuses(writer, hole) == [STORED]
     kept.restart(writer)
     assert statuses(writer, hole) == [DUPLICATE]
+
+
+def test_a_stand_in_for_anything_contradicts_nothing(kept: Kept) -> None:
+    """What it stands for arrived after all, from a late request of the dead writer."""
+    writer = kept.writer(1)
+    writer.open()
+    writer.send(rows([None], [1.0]))
+    writer.send(rows([None], [2.0]))
+    late = [batch(writer, seq, 0, stands_for=2**64 - 1) for seq in (1, 2)]
+    assert statuses(writer, *late) == [DUPLICATE, DUPLICATE]
