@@ -139,9 +139,18 @@ class SpoolWriter:
 
         Raises:
             SpoolFullError: no room for the first; nothing was written, and what was, stands.
+            FileNotFoundError: the directory was removed, and everything in it; append everything
+                there is again.
             OSError: the disk refuses; append everything since the last `sync` again.
         """
         self.make()
+        try:
+            return self._append(frames)
+        except FileNotFoundError:
+            self._start_over()
+            raise
+
+    def _append(self, frames: Sequence[SpoolFrame]) -> int:
         at = 0
         while at < len(frames):
             segment = self._open_segment()
