@@ -560,18 +560,18 @@ async def test_a_cloned_writer_takes_a_new_name_and_loses_nothing(server):
 
 
 @pytest.mark.asyncio
-async def test_a_run_the_server_has_lost_is_told(server, start_server):
-    """A server without the run cannot take its points: flush says so, close counts them."""
+async def test_a_server_that_has_lost_the_run_gets_all_of_it_again(server, start_server):
+    """Put back to before the run existed: it is made anew, and what is retained is sent again."""
     run = await open_run(server)
     run.log("m", [1.0, 2.0])
     await run.flush(20)
-    run.front.writer.membership._transport._server = start_server()
+    empty = start_server()
+    run.front.writer.membership._transport._server = empty
     run.log("m", 3.0)
-    with pytest.raises(WaitTimeoutError, match="1 points"):
-        await run.flush(0.5)
-    info = await run.close(0.5)
-    assert info.statistics.lost == {"closed": 1}
-    assert info.statistics.is_balanced
+    statistics = await run.flush(20)
+    assert (statistics.committed, statistics.is_balanced) == (3, True)
+    assert values(empty, "m") == {0: 1.0, 1: 2.0, 2: 3.0}
+    assert (await run.close(20)).is_complete
 
 
 def test_trio_logs_and_closes(server):
