@@ -94,8 +94,8 @@ def is_names(name: str) -> bool:
 def segment_number(name: str) -> int | None:
     """The number of a segment file; None where `name` is something else."""
     stem = name.removesuffix(SEGMENT_SUFFIX)
-    is_ours = name.endswith(SEGMENT_SUFFIX) and len(stem) >= 8 and stem.isascii()
-    return int(stem) if is_ours and stem.isdigit() else None
+    is_number = stem.isascii() and stem.isdigit()
+    return int(stem) if is_number and segment_name(int(stem)) == name else None
 
 
 def writer_directories(disk: Disk, top: str) -> list[str]:
@@ -104,7 +104,8 @@ def writer_directories(disk: Disk, top: str) -> list[str]:
     `top` is a spool root, any level of one, or a writer's directory itself, also as a copy under
     another name. Nothing else is looked into, and no link is followed.
     """
-    if any(entry.name == META or segment_number(entry.name) for entry in disk.entries(top)):
+    is_root = any(e.name == VERSION and e.is_directory for e in disk.entries(top))
+    if _is_writers(disk, top) and not is_root:
         return [top]
     found: list[str] = []
     level = [top]

@@ -86,7 +86,7 @@ class SpoolReader:
         self.damage = Damage()
         self._disk = disk
         self._directory = directory
-        self._extents = extents or self._all
+        self._extents: Extents = extents or self._all
         self._number = 0
         self._offset = 0
         self._found_at = 0
@@ -130,6 +130,9 @@ class SpoolReader:
         Raises:
             OSError: see `read`.
         """
+        # Nobody writes any more, and there may be very many files: they are listed once.
+        listed = self._extents()
+        self._extents = lambda: listed
         places: list[_Place] = []
         furthest: dict[int, int] = {}
         is_ordered = True

@@ -73,11 +73,15 @@ def _frame(view: memoryview, at: int) -> Frame | None:
 
 
 def _is_torn(data: bytes, at: int) -> bool:
-    """Whether what is left is a frame cut short, or nothing but zeros."""
-    if data.startswith(MAGIC[: len(data) - at], at):
-        claimed = claimed_bytes(data, at)
-        return claimed is None or at + claimed > len(data)
-    return not data[at:].strip(b"\0")
+    """Whether what is left is the beginning of a frame, or nothing but zeros.
+
+    A whole header of a version that we do not know is no such thing: a newer release wrote it.
+    """
+    written = data[at:].rstrip(b"\0")
+    if len(written) < HEADER_BYTES:
+        return written.startswith(MAGIC[: len(written)])
+    claimed = claimed_bytes(data, at)
+    return claimed is not None and at + claimed > len(data)
 
 
 def _next_start(data: bytes, at: int, *, is_end: bool) -> int:
