@@ -74,7 +74,7 @@ async def replay_spool(
         One report for each writer, in the order they started.
 
     Raises:
-        ValidationError: `rename_to` for several runs.
+        ValidationError: `rename_to` for several runs, or `spool_dir` is no directory.
         InitError: the local server does not start.
         OSError: the directory cannot be listed.
     """
@@ -165,8 +165,20 @@ def list_leftovers(
 ) -> list[Leftover]:
     """What is there, in the order the writers started. Reads and changes nothing."""
     disk = RealDisk()
-    top = str(spool_root(spool_dir or server.spool_dir, server.data_dir))
+    top = _top(spool_dir, server)
     return [_leftover(disk, directory, meta) for directory, meta in _chosen(disk, top, names)]
+
+
+def _top(spool_dir: str | os.PathLike[str] | None, server: ConnectionDefaults) -> str:
+    """Where to look; the default place may well not be there yet.
+
+    Raises:
+        ValidationError: the directory given is none.
+    """
+    top = spool_root(spool_dir or server.spool_dir, server.data_dir)
+    if spool_dir is not None and not top.is_dir():
+        raise ValidationError(f"there is no directory {top}")
+    return str(top)
 
 
 def _leftover(disk: Disk, directory: str, meta: layout.Meta | None) -> Leftover:
@@ -214,7 +226,7 @@ def begin_replay(
     """Start a replay on the engine; `on_report` is called there after each directory."""
     if rename_to is not None:
         check_name("run name", rename_to)
-    top = str(spool_root(spool_dir or server.spool_dir, server.data_dir))
+    top = _top(spool_dir, server)
     thread = engine()
 
     def replayer(way: Transport) -> Replayer:

@@ -91,7 +91,10 @@ class NoticeBoard:
         key: tuple[object, ...],
         stacklevel: int = 2,
     ) -> bool:
-        """Warn once per `key`; whether it was the first time."""
+        """Warn once per `key`; whether it was the first time.
+
+        With `stacklevel` 0 no line of anybody's code is shown: it is the engine that speaks.
+        """
         with self._lock:
             if key in self._told:
                 return False
@@ -100,7 +103,10 @@ class NoticeBoard:
                 self._told.clear()
             self._told.add(key)
         try:
-            warnings.warn(text, category, stacklevel=stacklevel + 1)
+            if stacklevel:
+                warnings.warn(text, category, stacklevel=stacklevel + 1)
+            else:
+                warnings.warn_explicit(text, category, "metrana", 0, module="metrana_async")
         except MetranaWarning:
             logger.warning("%s: %s", category.__name__, text)
         return True

@@ -123,6 +123,7 @@ async def _join(settings: Settings, transport: Transport | None) -> Writer:
         # A retried introduction must not ask for a generated name again.
         request = replace(request, run_name=reply.run_name)
     assert request.run_name is not None
+    is_quiet = settings.quiet
     settings = settings.for_reconnect(
         run_name=request.run_name, orchestration_id=settings.orchestration_id or ""
     )
@@ -138,7 +139,7 @@ async def _join(settings: Settings, transport: Transport | None) -> Writer:
     if reply is None and writer.spool_directory is None:
         await chosen.close()
         raise InitError("no server answers, and there is no disk spool to start on")
-    writer.where = where
+    writer.where, writer.telling.is_quiet = where, is_quiet
     if redacted and (reply is None or reply.created):
         writer.notices.tell(MetranaWarning, redaction_text(redacted), key=("redacted",))
     writer.start()

@@ -80,7 +80,7 @@ class Writer:
         """
         self.settings = settings
         self.notices = NoticeBoard()
-        self._telling = Telling(self.notices, lambda: self.run_name)
+        self.telling = Telling(self.notices, lambda: self.run_name, is_offline=settings.is_offline)
         self.registry = SeriesRegistry()
         self.inbox = Inbox(
             settings.queue_capacity,
@@ -224,7 +224,7 @@ class Writer:
         try:
             await self.membership.join(self._on_admitted)
         except InitError as error:
-            self._telling.refused_run(error, self.spool_directory)
+            self.telling.refused_run(error, self.spool_directory)
 
     def _on_admitted(self, reply: OpenReply) -> None:
         self.registry.seed(reply.seeds)
@@ -297,7 +297,7 @@ class Writer:
         if not is_hopeless or self.settings.backpressure_strategy != "block":
             return
         if self._intake.shed(SPOOL_FULL):
-            self._telling.shedding()
+            self.telling.shedding()
             self._publish()
 
     def _publish(self) -> None:
@@ -312,7 +312,7 @@ class Writer:
         if reply.generation != self.membership.generation:
             self.supervisor.spawn("reopen", self.membership.reopen_quietly())
         if self._ledger.refused_points:
-            self._telling.refused_points(self._ledger.refused_points)
+            self.telling.refused_points(self._ledger.refused_points)
         if self.spooler is not None:
             self.spooler.wake()
         self._publish()
@@ -342,7 +342,7 @@ class Writer:
             self._is_run_deleted = True
             self._lose_deleted()
             return
-        self._telling.trouble(error)
+        self.telling.trouble(error)
         self._publish()
 
     def _on_spooled(self) -> None:
@@ -351,7 +351,7 @@ class Writer:
         self._publish()
 
     def _on_spool_failure(self, error: OSError) -> None:
-        self._telling.spool_failed(error, self.spool_directory)
+        self.telling.spool_failed(error, self.spool_directory)
         self._publish()
 
     def _on_death(self, failure: MetranaError) -> None:
@@ -370,7 +370,7 @@ class Writer:
             await self.spooler.load_all()
         writer_id = secrets.token_hex(16)
         await self.membership.renew(writer_id)
-        self._telling.renewed()
+        self.telling.renewed()
         self._outbox.rename(writer_id, self.clock.monotonic_s())
         if self.spooler is not None and self._spool_place is not None:
             spool = self._spool_place.make(self.membership.request, self._sealed_uid)
@@ -470,8 +470,7 @@ class Writer:
             if refusal is not None:
                 self._on_spool_failure(refusal)
             elif self._ledger.spooled:
-                is_offline, points = self.settings.is_offline, self._ledger.spooled
-                self._telling.kept(points, self.spool_directory, is_offline=is_offline)
+                self.telling.kept(self._ledger.spooled, self.spool_directory)
         self._is_released = True
         await self.membership.close()
         return self._close_info(leave.status)
@@ -487,11 +486,11 @@ class Writer:
         """Count what is in memory only as lost: nobody will try any more."""
         points = self._intake.give_up(reason)
         if points:
-            self._telling.not_stored(points, reason)
+            self.telling.not_stored(points, reason)
         self._publish()
 
     def _lose_deleted(self) -> None:
         """Count everything that is here or on the disk as lost: the run was deleted."""
         self._intake.give_up_spooled()
-        self._telling.not_stored(self._intake.give_up(_RUN_DELETED), "deleted")
+        self.telling.not_stored(self._intake.give_up(_RUN_DELETED), "deleted")
         self._publish()

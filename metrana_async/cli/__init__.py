@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser().parse_args(arguments)
     try:
         status: int = given.run(given)
-    except MetranaError as error:
+    except (MetranaError, OSError) as error:
         print(f"metrana-async: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
