@@ -92,6 +92,7 @@ async def life():
 """
 
 
+@pytest.mark.fault_row("B8")
 @pytest.mark.parametrize(
     "start",
     [

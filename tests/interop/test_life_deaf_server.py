@@ -128,6 +128,7 @@ class Switch:
             await transport.close()
 
 
+@pytest.mark.fault_row("C3")
 @pytest.mark.parametrize("how", ["close", "shutdown_logger"])
 @pytest.mark.parametrize("timeout_s", [0.0, 0.2, 2.0])
 def test_close_against_a_deaf_server(home, deaf, timeout_s, how):

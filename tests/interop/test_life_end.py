@@ -49,6 +49,7 @@ def begin(place, code, **more):
     )
 
 
+@pytest.mark.fault_row("A10")
 @pytest.mark.parametrize(
     ("ending", "code", "state", "exception"),
     [
@@ -85,6 +86,7 @@ def test_os_exit_after_flush_leaves_what_was_flushed(place):
     assert end_of(place)[2] == [1.0, 2.0]
 
 
+@pytest.mark.fault_row("A19")
 @pytest.mark.parametrize("ending", ["", "sys.exit(3)", "raise ValueError"])
 def test_a_thread_that_logs_after_main_ended(place, ending):
     """A non-daemon thread goes on logging when main is over: all of it arrives."""

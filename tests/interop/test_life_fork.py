@@ -29,6 +29,7 @@ def balanced(place):
     return info.state, len(info.writers)
 
 
+@pytest.mark.fault_row("B1")
 @pytest.mark.parametrize("ending", ["os._exit(0)", "sys.exit(0)", "raise SystemExit", "pass"])
 def test_a_fork_that_logs(place, ending):
     """The child logs as a writer of its own; flushed or ended in order, its points are there."""
@@ -71,6 +72,7 @@ def test_a_fork_that_ends_in_order_needs_no_flush(place):
     assert (values(place, "parent"), values(place, "child")) == ([1.0], [1.0])
 
 
+@pytest.mark.fault_row("B2")
 @pytest.mark.parametrize("ending", ["os._exit(0)", "sys.exit(0)", "pass"])
 def test_a_fork_that_does_not_log(place, ending):
     """It leaves nothing and takes nothing: points in the parent's inbox are sent once."""
@@ -92,6 +94,7 @@ def test_a_fork_that_does_not_log(place, ending):
     assert balanced(place) == ("finished", 1)
 
 
+@pytest.mark.fault_row("B1", "B3")
 def test_forks_while_threads_log(place):
     """Forked in the middle of everything, each child logs and ends; the parent misses nothing."""
     run(
@@ -128,6 +131,7 @@ def test_forks_while_threads_log(place):
     assert (state, writers) == ("finished", 9)
 
 
+@pytest.mark.fault_row("B4")
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_multiprocessing(place, tmp_path, method):
     """Handles go along to workers of every start method; what workers log is there."""

@@ -87,6 +87,7 @@ def test_the_wheel_alone_is_enough(home, tmp_path):
 PROXY = "http://127.0.0.1:9"  # discard: nobody listens
 
 
+@pytest.mark.fault_row("C21")
 @pytest.mark.parametrize("by", ["socket", "tcp"])
 def test_proxies_of_the_environment_are_not_for_the_local_server(home, by):
     """http_proxy and its kin lead nowhere, and nobody asks them."""

@@ -74,6 +74,7 @@ def test_an_end_offline(any_python, ending):
     assert site.values() == [1.0, 2.0]
 
 
+@pytest.mark.fault_row("A11")
 @pytest.mark.parametrize("ending", ENDS)
 def test_an_end_while_the_server_is_down(any_python, ending):
     """The server goes away before the end: on the disk in time, and delivered later."""
@@ -96,6 +97,7 @@ def test_an_end_while_the_server_is_down(any_python, ending):
     assert site.values() == [0.0, 1.0, 2.0]
 
 
+@pytest.mark.fault_row("A10")
 @pytest.mark.parametrize("ending", ENDS)
 def test_an_end_while_the_server_is_there(any_python, ending):
     """Everything is stored, nothing is said, nothing is left on the disk."""
@@ -354,6 +356,7 @@ def test_ctrl_c_twice_ends_a_hopeless_close_at_once(site):
 
 
 # --- exit functions, threads ----------------------------------------------------------------------
+@pytest.mark.fault_row("A19")
 @pytest.mark.parametrize("mode", ["online", "offline"])
 def test_exit_functions_of_the_program_may_log(any_python, mode):
     """Registered after the import: what they log is stored; before it: refused with words."""

@@ -83,6 +83,7 @@ def test_us03_late_results_go_to_their_own_step_also_after_the_run_ended(place):
         assert reader.aggregate("run", "eval/acc", "last") == 0.75
 
 
+@pytest.mark.fault_row("G7")
 def test_us04_resume_behind_the_last_step_rewrites_the_overlap(place):
     """Each step reads back once and the newer attempt wins in the overlap, after a real kill."""
     killed = place.script("""

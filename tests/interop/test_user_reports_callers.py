@@ -92,6 +92,7 @@ def test_us18_the_current_run_is_the_processs(place):
     assert [v for _, v in place.points("m", "second")] == [1.0, 3.0]
 
 
+@pytest.mark.fault_row("B8")
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 def test_us25_blocking_and_awaited_calls_inside_a_running_loop(place, loop):
     """Both work in a running loop; asyncio is neither patched nor its policy changed."""
@@ -235,6 +236,7 @@ def test_us40_the_package_works_without_torch_and_jax(place):
     assert place.points("x") == [(0, 1.0)]
 
 
+@pytest.mark.fault_row("A19")
 def test_us56_calls_before_init_and_after_close(place):
     """At once a specific error that names init(); closing twice and a new init are fine."""
     metrana_async.current._current = None
@@ -518,6 +520,7 @@ def test_us90_opting_out_stores_what_was_given(place):
         assert reader.run("other").config == {"password": "kept"}
 
 
+@pytest.mark.fault_row("B12")
 def test_pickled_handles_of_one_process_share_its_writer(place):
     """Unpickled in the same process, threads and loops: one writer, one order, all points."""
     import pickle

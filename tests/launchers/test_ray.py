@@ -13,6 +13,7 @@ pytestmark = [pytest.mark.launchers, pytest.mark.e2e, pytest.mark.timeout(300)]
 PYTHON = BIN / "python"
 
 
+@pytest.mark.fault_row("G5")
 def test_actors_of_every_kind_log_to_one_run(launch):
     """Two actors on one environment, an async and a threaded one, tasks: nothing is lost."""
     out = launch(PYTHON, EXAMPLES / "ray_rollouts.py")

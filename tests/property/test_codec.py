@@ -82,6 +82,7 @@ def test_one_flipped_bit_is_always_noticed(batch, data):
         list(iter_frames(bytes(encoded)))
 
 
+@pytest.mark.fault_row("H1")
 @given(batches(), st.integers(1, 10_000))
 def test_a_cut_frame_is_a_protocol_error(batch, cut):
     """A frame cut anywhere is refused."""
@@ -90,6 +91,7 @@ def test_a_cut_frame_is_a_protocol_error(batch, cut):
         decode_frame(encoded[: max(0, len(encoded) - cut)])
 
 
+@pytest.mark.fault_row("H1")
 @settings(max_examples=300)
 @given(st.binary(max_size=400))
 def test_bodies_with_a_right_checksum_but_wrong_content_raise_typed_errors(body):
@@ -102,6 +104,7 @@ def test_bodies_with_a_right_checksum_but_wrong_content_raise_typed_errors(body)
         decode_page(page.body)
 
 
+@pytest.mark.fault_row("H1")
 @settings(max_examples=300)
 @given(batches(), st.data())
 def test_mutated_descriptions_never_escape_as_other_errors(batch, data):

@@ -43,6 +43,7 @@ def values(server: MemoryServer, metric: str) -> list[float]:
         return reader.series("r", metric).value.tolist()
 
 
+@pytest.mark.fault_row("A18")
 @pytest.mark.parametrize("held", ["inbox", "registry"])
 def test_a_call_inside_a_held_lock_is_made_afterwards(server, held):
     """Whatever an interrupting call logs is taken, copied at the call, and stored."""
@@ -76,6 +77,7 @@ def test_a_usage_error_of_such_a_call_is_told_and_counted(server):
     assert run.close(20).statistics.usage_errors == 1
 
 
+@pytest.mark.fault_row("A18")
 def test_signal_handlers_log_and_flush(server):
     """A handler that logs arrays and new metrics all the time loses nothing."""
     run = open_run(server)
@@ -119,6 +121,7 @@ class _Node:
         self.counts.append(1)
 
 
+@pytest.mark.fault_row("A18")
 def test_finalizers_and_collector_callbacks_log(server):
     """`__del__`, weakref and GC callbacks log, whichever thread the collector runs on."""
     run = open_run(server)

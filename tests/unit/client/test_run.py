@@ -446,6 +446,7 @@ async def test_widening_is_warned_once_per_series(server):
     assert list(values(server, "big").values()) == [1e300, 1e300]
 
 
+@pytest.mark.fault_row("A18")
 @pytest.mark.asyncio
 async def test_many_threads_log_one_run(server):
     """Every point of eight threads arrives exactly once."""
@@ -498,6 +499,7 @@ async def test_disabled_validates_and_does_nothing():
         run.log("m", 1.0)
 
 
+@pytest.mark.fault_row("B12")
 @pytest.mark.asyncio
 async def test_a_handle_pickles_without_secrets(server):
     """What leaves the process holds neither the key nor a socket."""
@@ -519,6 +521,7 @@ def snapshot(store: MemoryStore) -> MemoryStore:
     return backup
 
 
+@pytest.mark.fault_row("D9")
 @pytest.mark.asyncio
 async def test_a_server_restored_from_a_backup_gets_everything_again(server, start_server):
     """What the backup misses is sent again from the retention, once, and in order."""
@@ -538,6 +541,7 @@ async def test_a_server_restored_from_a_backup_gets_everything_again(server, sta
     await run.close(20)
 
 
+@pytest.mark.fault_row("G10")
 @pytest.mark.asyncio
 async def test_a_cloned_writer_takes_a_new_name_and_loses_nothing(server):
     """Two processes under one writer identity (a cloned machine): both get their points stored."""

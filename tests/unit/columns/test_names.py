@@ -48,6 +48,7 @@ def test_names_that_libraries_use_are_kept(name):
     assert check_metric_name(name) == name
 
 
+@pytest.mark.fault_row("H4")
 @pytest.mark.parametrize(
     ("name", "says"),
     [

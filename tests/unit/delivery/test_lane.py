@@ -178,6 +178,7 @@ def test_what_lies_behind_a_gap_is_sent_again():
     world.assert_balanced()
 
 
+@pytest.mark.fault_row("C10")
 @pytest.mark.parametrize(
     ("replies", "changes"),
     [
@@ -307,6 +308,7 @@ def test_what_a_conflicting_answer_says_of_our_own_batches_stands():
     world.assert_balanced()
 
 
+@pytest.mark.fault_row("D7")
 def test_a_poison_batch_is_isolated_and_declared():
     """A request refused as a whole is split until the culprit is alone; its loss is declared."""
     world = World()

@@ -152,6 +152,7 @@ def _with_header(encoded: bytes, offset: int, value: int) -> bytes:
     return encoded[:offset] + struct.pack("<I", value) + encoded[offset + 4 :]
 
 
+@pytest.mark.fault_row("H3")
 @pytest.mark.parametrize("offset", [8, 12])
 def test_a_claimed_length_beyond_the_limit_is_refused_before_anything_is_allocated(offset):
     """A header that claims gigabytes is refused by its number alone."""
@@ -159,6 +160,7 @@ def test_a_claimed_length_beyond_the_limit_is_refused_before_anything_is_allocat
         decode_frame(_with_header(encode_batch(BATCH), offset, 0xFFFF_FFFF))
 
 
+@pytest.mark.fault_row("H3")
 def test_a_compression_bomb_is_refused():
     """A small body that unpacks to more than its header says is a ProtocolError."""
     bomb = zstandard.ZstdCompressor(level=1).compress(bytes(8 << 20))

@@ -93,6 +93,7 @@ def test_automatic_episodes_stop_at_the_largest_number(make_writer, store) -> No
     assert store.read_points(1).step.tolist() == [limits.STEP_MAX, 0]
 
 
+@pytest.mark.fault_row("H4")
 def test_requests_that_are_none_are_refused(make_writer, service, monkeypatch) -> None:
     """No batch, two writers, no identity, too many batches, too many bytes."""
     one, other = make_writer(), make_writer()
@@ -109,6 +110,7 @@ def test_requests_that_are_none_are_refused(make_writer, service, monkeypatch) -
     assert isinstance(too_large, BatchTooLargeError)
 
 
+@pytest.mark.fault_row("H4")
 def test_too_many_pages_reject_a_batch(make_writer) -> None:
     """The bound of pages per batch holds before any is looked for."""
     writer = make_writer()

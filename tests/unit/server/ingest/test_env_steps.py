@@ -155,6 +155,7 @@ CASES = [
 ]
 
 
+@pytest.mark.fault_row("G8")
 @pytest.mark.parametrize("case", CASES, ids=[case[0] for case in CASES])
 def test_worked_case(make_writer, store, case) -> None:
     """What readers see after the deliveries is what the case says."""

@@ -57,6 +57,7 @@ def test_an_offline_run_ends_as_its_writer_left_it(make_writer, service, clock, 
     assert service._store.runs()[0].exception_type == name
 
 
+@pytest.mark.fault_row("G13")
 @pytest.mark.parametrize("is_reversed", [False, True])
 @pytest.mark.parametrize(
     ("first", "second"),
@@ -93,6 +94,7 @@ def test_a_run_is_running_while_an_offline_writer_is_followed(make_writer, servi
     assert followed.leave(status="finished").state == "finished"
 
 
+@pytest.mark.fault_row("G13")
 def test_leftovers_say_nothing_of_what_newer_writers_said(make_writer, service, clock) -> None:
     """Neither end nor crash of a run, nor that it was left open, is changed by an older writer."""
     for how, wanted in (

@@ -53,6 +53,7 @@ def test_notes_tags_and_the_archive_are_attributes(service, store, make_writer):
     }
 
 
+@pytest.mark.fault_row("G12")
 def test_a_deleted_run_answers_its_late_writers(service, store, make_writer):
     """Points, signs of life and new introductions of its writers are refused by name."""
     writer = make_writer()

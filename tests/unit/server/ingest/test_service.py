@@ -43,6 +43,7 @@ def test_a_batch_is_stored_once(make_writer, store) -> None:
     assert values_of(store) == [(0, 1.0), (1, 2.0)]
 
 
+@pytest.mark.fault_row("G11")
 def test_other_bytes_under_a_sequence_are_a_conflict_also_behind_the_mark(
     make_writer, store
 ) -> None:
@@ -69,6 +70,7 @@ def test_a_hole_in_a_lane_is_answered_with_what_is_expected(make_writer, store) 
     assert values_of(store) == [(0, 1.0), (1, 2.0)]
 
 
+@pytest.mark.fault_row("G11")
 def test_other_bytes_under_a_stored_sequence_are_a_conflict(make_writer, store) -> None:
     """A cloned writer is noticed by the digest, of the same batch and of the one before."""
     writer = make_writer()
@@ -103,6 +105,7 @@ def test_pages_survive_a_restart(make_writer, store, clock) -> None:
     assert reply.replies[0].status is BatchStatus.STORED
 
 
+@pytest.mark.fault_row("D7")
 @pytest.mark.parametrize(
     "table",
     [
@@ -133,6 +136,7 @@ def test_an_undecodable_batch_takes_its_sequence(make_writer) -> None:
     assert reply.acked == {0: 1}
 
 
+@pytest.mark.fault_row("C21")
 def test_damaged_bytes_are_refused_and_do_not_hurt_others(make_writer, service, store) -> None:
     """In a group, the damaged request gets its error, the other is stored."""
     writer = make_writer()
@@ -143,6 +147,7 @@ def test_damaged_bytes_are_refused_and_do_not_hurt_others(make_writer, service, 
     assert values_of(store) == [(0, 1.0)]
 
 
+@pytest.mark.fault_row("H5")
 def test_an_unknown_run_or_writer_is_not_found(make_writer, service) -> None:
     """A batch of a writer that was never opened is refused by name."""
     writer = make_writer()
