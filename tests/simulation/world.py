@@ -227,6 +227,7 @@ class World:
             "clone": self._clone_client,
             "power": self._cut_power,
             "disk": self._trouble_a_disk,
+            "disk again": self._trouble_a_disk,
             "full": self._fill_a_disk,
             "tamper": self._tamper,
         }
@@ -323,8 +324,8 @@ class World:
         host, rng = self._some_host(), self.rng
         host.is_prompt = False
         self._perhaps_cut_off(host)
-        share = rng.choice((0.1, 0.5, 1.0))
-        kind = rng.choice(("write", "sync", "names", "slow"))
+        share = rng.choice((0.3, 0.6, 1.0))
+        kind = rng.choice(("write", "sync", "sync", "names", "slow"))
         self.note(f"disk trouble {kind}", host.name)
         usual_s, usual = host.disk_s, host.disk.troubles
         if kind == "slow":
