@@ -3,10 +3,11 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 LAUNCHERS := .venv-launchers
+HOSTED := .venv-hosted
 
 .DEFAULT_GOAL := help
 .PHONY: help setup fmt lint types layers unit property interop check test test-launchers \
-	test-faults simulation outage mutants cov bench demo serve docs build clean
+	test-faults simulation outage mutants cov bench bench-hosted demo serve docs build clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | column -t -s '|'
@@ -76,6 +77,15 @@ cov: setup ## tests with branch coverage
 bench: setup ## first numbers: caller, client, server, import (reads nothing, asserts nothing)
 	$(BIN)/python -m benchmarks
 
+# The hosted service's client is installed for this comparison only, away from everything else.
+$(HOSTED)/.installed: benchmarks/hosted/requirements.txt
+	$(PYTHON) -m venv $(HOSTED)
+	$(HOSTED)/bin/python -m pip install -q --disable-pip-version-check -r benchmarks/hosted/requirements.txt
+	@touch $@
+
+bench-hosted: setup $(HOSTED)/.installed ## side by side with the hosted client, offline (ten minutes)
+	$(BIN)/python -m benchmarks.hosted
+
 demo: setup ## train a small policy, log it both ways, read everything back and compare
 	$(BIN)/python -m docs.examples.demo
 
@@ -86,4 +96,4 @@ build: setup ## build the wheel
 	$(BIN)/python -m build --wheel
 
 clean: ## remove what the targets made
-	rm -rf $(VENV) $(LAUNCHERS) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*
+	rm -rf $(VENV) $(LAUNCHERS) $(HOSTED) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*

@@ -1,0 +1,1 @@
+"""This client and the hosted service's, through the same misfortunes; README of benchmarks."""
