@@ -78,14 +78,14 @@ from metrana_async.errors import (
     ValueWidened,
     WaitTimeoutError,
 )
-from metrana_async.leftovers import follow_spool, replay_spool
-from metrana_async.replay import ReplayReport
 from metrana_async.run import Run
 from metrana_async.settings import DiskConfig
 from metrana_async.statistics import CloseInfo, Statistics
 
 if TYPE_CHECKING:
+    from metrana_async.leftovers import follow_spool, replay_spool
     from metrana_async.query import BlockingQueryClient, Episode, F, Latest, QueryClient, RLStep
+    from metrana_async.replay import ReplayReport
 
 __all__ = [
     "AuthError",
@@ -166,9 +166,17 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Load the query side on first use: training code does not pay for it."""
+    """Load readers and deliverers on first use: training code does not pay for them."""
     if name in {"QueryClient", "BlockingQueryClient", "F", "Latest", "RLStep", "Episode"}:
         from metrana_async import query
 
         return getattr(query, name)
+    if name in {"follow_spool", "replay_spool"}:
+        from metrana_async import leftovers
+
+        return getattr(leftovers, name)
+    if name == "ReplayReport":
+        from metrana_async.replay import ReplayReport
+
+        return ReplayReport
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

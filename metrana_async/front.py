@@ -8,6 +8,7 @@ appended, and everything of a call is appended together. So a refused call has n
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import copy
 import socket
@@ -16,11 +17,11 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from metrana_async import opening
 from metrana_async.columns.blocks import GridBlock, PointBlock, ScalarItem
 from metrana_async.columns.episodes import episode_columns
 from metrana_async.columns.points import StandardColumns, flatten_mapping, standard_columns
@@ -56,7 +57,9 @@ from metrana_async.wire.model import (
     Ordering,
     SeriesDef,
 )
-from metrana_async.writer import Writer
+
+if TYPE_CHECKING:
+    from metrana_async.writer import Writer
 
 _FAR_STEP: Final = 2**62
 _EXACT_INT_MAX: Final = 2**53
@@ -72,6 +75,13 @@ class Reconnect:
 
     settings: Settings
     host: str
+
+
+def joining() -> ModuleType:
+    """The room that joins runs, imported on use: it is half of what an import would cost."""
+    from metrana_async import opening
+
+    return opening
 
 
 class Front:
@@ -169,7 +179,7 @@ class Front:
         return writer
 
     def _join(self) -> Writer:
-        future = opening.submit_open(self.settings)
+        future: concurrent.futures.Future[Writer] = joining().submit_open(self.settings)
         writer = future.result(self.settings.init_timeout_secs + _JOIN_GRACE_S)
         joined = self._writer
         if joined is not None:

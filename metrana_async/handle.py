@@ -10,7 +10,7 @@ import concurrent.futures
 import numbers
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from metrana_async.columns.names import check_env_id, check_labels, check_metric_name, check_scale
 from metrana_async.engine import lifecycle
@@ -19,9 +19,11 @@ from metrana_async.errors import InvalidTypeError, ValidationError, WaitTimeoutE
 from metrana_async.front import Front
 from metrana_async.settings import Settings
 from metrana_async.statistics import CloseInfo, Statistics
-from metrana_async.wire.acks import Notice
 from metrana_async.wire.model import Family, Ordering, SeriesDef
-from metrana_async.writer import Writer
+
+if TYPE_CHECKING:
+    from metrana_async.wire.acks import Notice
+    from metrana_async.writer import Writer
 
 _Result = TypeVar("_Result")
 

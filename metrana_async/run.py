@@ -11,22 +11,23 @@ import concurrent.futures
 from collections.abc import Callable, Generator, Mapping, Sequence
 from time import time_ns
 from types import TracebackType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from metrana_async import opening
 from metrana_async.columns.attributes import config_updates, description_update, tags_update
 from metrana_async.columns.names import check_env_id
 from metrana_async.errors import InitError, RunClosedError
-from metrana_async.front import Front, Reconnect
+from metrana_async.front import Front, Reconnect, joining
 from metrana_async.handle import ASK_TIMEOUT_S, FLUSH_TIMEOUT_S, Handle
 from metrana_async.settings import Settings, resolve_settings
 from metrana_async.statistics import CloseInfo, Statistics
 from metrana_async.transport.base import Transport
 from metrana_async.waiting import READY, Pending, arrive
 from metrana_async.wire.model import AttributeOp
-from metrana_async.writer import Writer
+
+if TYPE_CHECKING:
+    from metrana_async.writer import Writer
 
 _STEP_FAR: Final = 2**62
 _FLOAT32_SAFE: Final = 3.4e38
@@ -370,7 +371,7 @@ class Run(Handle):
         try:
             return await arrive(future, timeout_s)
         finally:
-            opening.after_close()
+            joining().after_close()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle to a handle that joins the run again: no secret and no socket inside."""
@@ -390,19 +391,22 @@ class Opening:
         transport: Transport | None,
         on_open: Callable[[Run], None],
     ) -> None:
-        self.settings = opening.prepare(settings)
+        self.settings: Settings = joining().prepare(settings)
         self._transport = transport
         self._on_open = on_open
         self._run: Run | None = None
 
     def begin(self) -> concurrent.futures.Future[Writer]:
         """Start the handshake."""
-        return opening.submit_open(self.settings, self._transport)
+        future: concurrent.futures.Future[Writer] = joining().submit_open(
+            self.settings, self._transport
+        )
+        return future
 
     def finish(self, writer: Writer, *, is_blocking: bool = False) -> Run:
         """Make the run's handle once the handshake is done, and say where the run is."""
         if not self.settings.quiet:
-            opening.announce(writer)
+            joining().announce(writer)
         self._run = Run(Front(writer, is_blocking=is_blocking))
         self._on_open(self._run)
         return self._run

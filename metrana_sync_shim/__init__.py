@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from metrana_async import CloseInfo, DiskConfig, ReplayReport, Statistics, errors
+from metrana_async import CloseInfo, DiskConfig, Statistics, errors
 from metrana_async.errors import (
     AuthError,
     BatchTooLargeError,
@@ -79,12 +79,13 @@ from metrana_sync_shim.current import (
     set_tags,
     shutdown_logger,
 )
-from metrana_sync_shim.leftovers import follow_spool, replay_spool
 from metrana_sync_shim.run import Run
 
 if TYPE_CHECKING:
     from metrana_async.query import BlockingQueryClient as QueryClient
     from metrana_async.query import Episode, F, Latest, RLStep
+    from metrana_async.replay import ReplayReport
+    from metrana_sync_shim.leftovers import follow_spool, replay_spool
 
 __all__ = [
     "AuthError",
@@ -165,9 +166,17 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Load the query side on first use: training code does not pay for it."""
+    """Load readers and deliverers on first use: training code does not pay for them."""
     if name in {"QueryClient", "F", "Latest", "RLStep", "Episode"}:
         from metrana_async import query
 
         return getattr(query, "BlockingQueryClient" if name == "QueryClient" else name)
+    if name in {"follow_spool", "replay_spool"}:
+        from metrana_sync_shim import leftovers
+
+        return getattr(leftovers, name)
+    if name == "ReplayReport":
+        from metrana_async.replay import ReplayReport
+
+        return ReplayReport
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

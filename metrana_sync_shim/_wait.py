@@ -6,7 +6,7 @@ import concurrent.futures
 import time
 from typing import Final, TypeVar
 
-from metrana_async import opening
+from metrana_async.front import joining
 from metrana_async.statistics import CloseInfo
 from metrana_async.waiting import Pending, hangs
 
@@ -45,4 +45,4 @@ def wait_for_close(future: concurrent.futures.Future[CloseInfo], timeout_secs: f
     try:
         return wait_for(future, timeout_secs)
     finally:
-        opening.after_close()
+        joining().after_close()

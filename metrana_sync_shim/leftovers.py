@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from metrana_async.leftovers import NO_LIMIT_S, begin_replay
 from metrana_async.replay import ReplayReport
 from metrana_async.settings import connection_defaults
-from metrana_async.transport.base import Transport
 from metrana_sync_shim._wait import wait_for
 
 
@@ -23,7 +23,7 @@ def replay_spool(
     data_dir: str | os.PathLike[str] | None = None,
     timeout_secs: float = 60.0,
     retry_set_aside: bool = False,
-    transport: Transport | None = None,
+    transport: Any = None,
 ) -> list[ReplayReport]:
     """Deliver what offline runs and dead processes left on disk, then remove it there.
 
@@ -53,7 +53,7 @@ def follow_spool(
     poll_interval_secs: float = 1.0,
     idle_timeout_secs: float | None = None,
     timeout_secs: float = 60.0,
-    transport: Transport | None = None,
+    transport: Any = None,
 ) -> list[ReplayReport]:
     """Like `replay_spool`, and stay with writers that are at work until they have ended.
 

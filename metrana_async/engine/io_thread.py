@@ -13,8 +13,6 @@ import threading
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, Protocol, TypeVar
 
-from aiofiles import os as aiofiles_os
-
 _Result = TypeVar("_Result")
 _THREAD_NAME: Final = "metrana-io"
 
@@ -31,6 +29,11 @@ class IoThread(concurrent.futures.Executor):
     """One thread that does what it is given, in order. Never shut down."""
 
     def __init__(self) -> None:
+        # Imported here, by the thread that starts the engine: a fork in the middle of an import
+        # on the engine's own thread would leave the child half a module for ever.
+        from aiofiles import os as aiofiles_os
+
+        self._wrap = aiofiles_os.wrap
         self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=_THREAD_NAME, daemon=True)
         self._thread.start()
@@ -62,5 +65,5 @@ class IoThread(concurrent.futures.Executor):
 
     async def hop(self, call: Callable[[], _Result]) -> _Result:
         """Await what `call()` returns or raises on this thread. See Hop."""
-        result: _Result = await aiofiles_os.wrap(call)(executor=self)
+        result: _Result = await self._wrap(call)(executor=self)
         return result
