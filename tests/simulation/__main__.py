@@ -63,7 +63,7 @@ class Total:
             print(line)
         if report.findings:
             self.failed.append(report.seed)
-            print(f"seed {report.seed} FAILED; again: {again(report.seed)}")
+            print(f"seed {report.seed} FAILED; again: {again(report.seed)}", flush=True)
             for finding in report.findings:
                 print(f"  {finding}")
         if report.lines:
