@@ -1,4 +1,4 @@
-"""`python -m tests.conformance FILE.jsonl [--store sqlite|memory] [--late] [--only ID ...]`.
+"""`python -m tests.conformance FILE.jsonl [--late | --offline] [--only ID ...]`, cases by hand.
 
 One line a case (`ok ID about` or `FAILED ID ...`), then a count; exit status 1 if any failed.
 Each case runs twice: with lists and with numpy arrays where that keeps the values' types.
@@ -22,10 +22,13 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--late", action="store_true", help="deliver killed processes' last batches late"
     )
+    parser.add_argument(
+        "--offline", action="store_true", help="log every letter offline, and sync at the end"
+    )
     parser.add_argument("--only", nargs="+", metavar="ID", help="run these cases only")
     options = parser.parse_args(arguments)
     outcomes: dict[str, str] = {}
-    with Runner(store=options.store, late=options.late) as runner:
+    with Runner(store=options.store, late=options.late, offline=options.offline) as runner:
         for case in read_cases(options.file):
             if options.only and case.id not in options.only:
                 continue

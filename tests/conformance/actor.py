@@ -6,6 +6,8 @@ Run as `python -m tests.conformance.actor`. The answer to a call is
 With `"hold": true` in the `start` message, what would be ingested is kept and answered as if it
 had been stored, until `flush` (which lets everything through) — so that the runner can deliver a
 killed process's last batches after its successor's.
+
+With `"spool": DIRECTORY` there, runs are offline: they keep everything in that directory.
 """
 
 from __future__ import annotations
@@ -45,6 +47,7 @@ class Actor:
 
     def __init__(self, connect: Callable[[], Transport] | None = None) -> None:
         self.run: Any = None
+        self.opened: list[Any] = []
         self.start: dict[str, Any] = {}
         self.holding: HoldingTransport | None = None
         self._connect = connect
@@ -53,7 +56,7 @@ class Actor:
     def do_start(self, message: dict[str, Any]) -> None:
         """A new case: forget the last one's environment and run."""
         self.start = message
-        self.run = None
+        self.run, self.opened = None, []
         self._transport = None
         for name in JOB_VARIABLES:
             os.environ.pop(name, None)
@@ -81,8 +84,19 @@ class Actor:
             data_dir=self.start["data_dir"],
             quiet=True,
             **({"transport": transport} if transport is not None else {}),
+            **self._offline(),
             **keywords,
         )
+        self.opened.append(self.run)
+
+    def _offline(self) -> dict[str, Any]:
+        spool = self.start.get("spool")
+        return {} if spool is None else {"init_mode": "offline", "disk": spool}
+
+    def do_leave(self) -> None:
+        """The case is over: what is open is left as it is."""
+        for run in self.opened:
+            run.shutdown_logger()
 
     def _close(self) -> None:
         info = self.run.close()
@@ -106,7 +120,7 @@ class Actor:
         writer = self.run._run.front.writer
         return {
             "held": [base64.b64encode(body).decode() for body in held],
-            "run_uid": writer.run_uid,
+            "run_uid": writer.membership.run_uid,
             "writer_id": writer.writer_id,
         }
 
@@ -131,6 +145,8 @@ class Actor:
         try:
             if message["do"] == "start":
                 return {"returned": self.do_start(message)}
+            if message["do"] == "leave":
+                return {"returned": self.do_leave()}
             if message["do"] == "notices":
                 return {"returned": self.notices()}
             return {"returned": self.do_call(message["call"])}

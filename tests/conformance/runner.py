@@ -28,7 +28,7 @@ from metrana_async.testing import MemoryServer
 from metrana_async.transport.base import ServerAddress, Transport
 from metrana_async.transport.http import HttpTransport
 from metrana_async.wire.messages import FRAMES_TYPE, LeaveRequest, encode_message
-from metrana_sync_shim import QueryClient
+from metrana_sync_shim import QueryClient, replay_spool
 from tests.conformance.actor import JOB_VARIABLES, Actor
 from tests.conformance.cases import Case, words_to_floats
 
@@ -164,11 +164,13 @@ class Runner:
 
     `store` "sqlite" and "memory" are server processes and letters are processes; "in-process" is
     the memory store with letters in this process, for cases in which nobody is killed.
+    `offline` has every letter log without a server, and delivers it all at the end.
     """
 
-    def __init__(self, *, store: str = "sqlite", late: bool = False) -> None:
+    def __init__(self, *, store: str = "sqlite", late: bool = False, offline: bool = False) -> None:
         self.store = store
         self.late = late
+        self.offline = offline
         self._directory = tempfile.TemporaryDirectory(prefix="metrana-conformance-")
         self.data_dir = Path(self._directory.name) / "data"
         self._idle: list[ActorProcess | InProcessActor] = []
@@ -206,9 +208,14 @@ class Runner:
             for letter, actor in running.actors.items():
                 running.notices[letter] = actor.ask({"do": "notices"})["returned"]
             self._deliver_late(running)
-            reading = Reading(self.reader, running.project, is_late=bool(running.late), case=case)
+            if self.offline:
+                self._sync(running)
+            is_late = bool(running.late) or (self.offline and len(case.processes()) > 1)
+            reading = Reading(self.reader, running.project, is_late=is_late, case=case)
             for expectation in case.expect:
                 if expectation["read"] == "warnings":
+                    if self.offline:
+                        continue  # what the server has to say about it, it says to nobody
                     kinds = running.notices.get(expectation["process"], [])
                     is_given = expectation["kind"] in kinds
                     _check(
@@ -233,6 +240,7 @@ class Runner:
                     "data_dir": str(self.data_dir),
                     "arrays": arrays,
                     "hold": self.late and letter in running.case.killed(),
+                    **({"spool": self._spool(running)} if self.offline else {}),
                 }
             )
         return running.actors[letter]
@@ -262,6 +270,24 @@ class Runner:
             running.actors.pop(letter).kill()
             if answer["returned"]["held"]:
                 running.late.append(answer["returned"])
+
+    def _spool(self, running: _Running) -> str:
+        return str(self.data_dir.parent / "spools" / running.project)
+
+    def _sync(self, running: _Running) -> None:
+        """Deliver what every letter left; delivering it again finds nothing."""
+        for letter, actor in running.actors.items():
+            answer = actor.ask({"do": "leave"})
+            _check("raised" not in answer, f"{letter} cannot leave: {answer}")
+        spool, data_dir = self._spool(running), self.data_dir
+        if not Path(spool).exists():
+            _check(not _has_logged(running.case), "nothing was on the disk")
+            return
+        reports = replay_spool(spool, data_dir=data_dir, timeout_secs=_ANSWER_S)
+        left = [report for report in reports if report.state != "delivered"]
+        _check(not left, f"was not delivered: {left}")
+        _check(bool(reports), "nothing was on the disk")
+        _check(not replay_spool(spool, data_dir=data_dir), "something was left")
 
     def _deliver_late(self, running: _Running) -> None:
         """What a killed process left is delivered under its own identity, as an adopter does."""
@@ -401,6 +427,10 @@ class Reading:
                 found = getattr(run, name)
                 found = list(found) if isinstance(found, tuple) else found
                 _check(found == wanted, f"run.{name} is {found!r}, not {wanted!r}")
+
+
+def _has_logged(case: Case) -> bool:
+    return any(call["fn"].startswith("log") and "raises" not in call for call in case.calls)
 
 
 def _numbers_of(function: str) -> tuple[str, ...]:
