@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import socket
+import ssl
 import struct
 import threading
 from collections import Counter
@@ -70,16 +72,18 @@ Fault = Callable[[Exchange], Awaitable[None]]
 class ChaosProxy:
     """The way to one server. Use as a context manager."""
 
-    def __init__(self, upstream: str) -> None:
+    def __init__(self, upstream: str, tls: ssl.SSLContext | None = None) -> None:
         """Make a proxy.
 
         Args:
             upstream: ``http://host:port`` of the server.
+            tls: how it proves to clients who it is; None = it speaks in the clear.
         """
         host, _, port = upstream.removeprefix("http://").rpartition(":")
         self._upstream = (host, int(port))
         self.fired: Counter[str] = Counter()
         self.connections = 0
+        self._tls = tls
         self.requests: list[bytes] = []
         """Every whole ingest request that reached the server, in order."""
         self.answers: list[bytes] = []
@@ -143,7 +147,12 @@ class ChaosProxy:
     # --- on the proxy's thread -----------------------------------------------------------------
     async def _listen(self) -> None:
         self._server = await asyncio.start_server(
-            self._serve, "127.0.0.1", self._port, backlog=_BACKLOG, reuse_address=True
+            self._serve,
+            "127.0.0.1",
+            self._port,
+            backlog=_BACKLOG,
+            reuse_address=True,
+            ssl=self._tls,
         )
         self._port = self._server.sockets[0].getsockname()[1]
 
@@ -338,6 +347,24 @@ async def of_the_one_before(exchange: Exchange) -> None:
     before = exchange.proxy.answers[-1]
     await exchange.ask()
     await exchange.say(before)
+
+
+@dataclass
+class Refused:
+    """The server says no, with one of its own errors, or a bare page."""
+
+    status: int
+    code: str = ""
+    retry_after: str = ""
+
+    async def __call__(self, exchange: Exchange) -> None:
+        await exchange.request()
+        error = {"error": {"code": self.code, "message": "as the test wants it", "hint": None}}
+        body = json.dumps(error).encode() if self.code else HTML_PAGE
+        head = f"HTTP/1.1 {self.status} No\r\nContent-Length: {len(body)}\r\n"
+        head += "Content-Type: application/json\r\n" if self.code else "Content-Type: text/html\r\n"
+        head += f"Retry-After: {self.retry_after}\r\n" if self.retry_after else ""
+        await exchange.say(head.encode() + b"\r\n" + body)
 
 
 @dataclass

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import random
+import shutil
+import socket
+import ssl
+import subprocess
 import threading
+from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -114,6 +120,73 @@ def test_requests_that_meet_a_fault_are_sent_again(
     assert len(proxy.requests) > before
 
 
+@pytest.mark.parametrize(
+    "fault",
+    [
+        *[
+            pytest.param(faults.Refused(*refusal), marks=pytest.mark.fault_row("D6"))
+            for refusal in (
+                (500,),
+                (502,),
+                (503,),
+                (503, "unavailable", "1"),
+                (429, "rate_limited"),
+                (429, "rate_limited", "1"),
+                (507, "disk_full", "0"),
+                (400,),
+                (404,),
+                (413,),
+            )
+        ],
+        *[
+            pytest.param(faults.Refused(*refusal), marks=pytest.mark.fault_row("D8"))
+            for refusal in ((401, "auth"), (403, "auth"), (401,), (403,))
+        ],
+    ],
+    ids=lambda fault: f"{fault.status}-{fault.code or 'page'}-{fault.retry_after}",
+)
+def test_refusals_are_waited_out(site: Site, proxy: ChaosProxy, fault: faults.Refused) -> None:
+    """Overloaded, broken, a key that was withdrawn, a proxy's page: nothing is given up for it."""
+    run = site.init(proxy.url)
+    items = log(run, 0)
+    run.flush(20)
+    proxy.inject(fault)
+    items = log(run, items)
+    eventually(lambda: proxy.fired["Refused"] >= 2, "it was asked again")
+    assert run.get_metrics().losses == {}
+    proxy.heal()
+    finish(site, run, items)
+    assert BatchStatus.DUPLICATE not in statuses(proxy)
+
+
+@pytest.mark.fault_row("C19")
+def test_a_certificate_that_is_not_to_be_trusted_gets_nothing(site: Site, tmp_path: Path) -> None:
+    """A self-signed server in the middle: no request reaches it, nothing goes out in the clear."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed: no certificate can be made")
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    words = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost"]
+    words += ["-keyout", str(key), "-out", str(certificate), "-days", "1"]
+    subprocess.run(words, check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    hellos: list[str | None] = []
+    context.sni_callback = lambda _, name, __: hellos.append(name)
+    with ChaosProxy(site.server.address.url, context) as middle:
+        url = middle.url.replace("http:", "https:")
+        run = site.init(url, init_mode="auto")
+        items = log(run, 0)
+        assert run.flush(20).spooled == POINTS * items
+        eventually(lambda: len(hellos) >= 2, "it was tried again")
+        assert run.close(3).statistics.spooled == POINTS * items
+        assert middle.requests == []
+        assert middle.connections == 0, "a handshake was completed"
+    (report,) = site.replay()
+    assert report.state == "delivered", report
+    site.find().check_whole(items)
+    site.check_empty()
+
+
 @pytest.mark.fault_row("C9")
 @pytest.mark.parametrize("seed", [None])
 def test_an_answer_cut_at_any_byte_is_no_answer(
@@ -212,6 +285,36 @@ def test_connecting_that_never_ends_is_given_up(
     assert report.state == "delivered", report
     site.find().check_whole(items)
     site.check_empty()
+
+
+@pytest.mark.fault_row("C16")
+def test_names_that_resolve_late_and_anew(
+    site: Site, proxy: ChaosProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No such name, then one, then none while connected: what is logged meanwhile arrives, once."""
+    real, answers = socket.getaddrinfo, {"is_known": False}
+    asked: Counter[str] = Counter()
+
+    def resolve(host, *arguments, **more):
+        if host != "metrics.example":
+            return real(host, *arguments, **more)
+        asked["known" if answers["is_known"] else "unknown"] += 1
+        if not answers["is_known"]:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return real("127.0.0.1", *arguments, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    run = site.init(proxy.url.replace("127.0.0.1", "metrics.example"), init_mode="auto")
+    items = log(run, 0)
+    assert run.flush(20).spooled == POINTS * ITEMS
+    answers["is_known"] = True
+    eventually(lambda: run.flush(20).spooled == 0, "the name is found")
+    answers["is_known"] = False
+    proxy.cut()
+    items = log(run, items)
+    eventually(lambda: asked["unknown"] >= 2, "it was asked for again")
+    answers["is_known"] = True
+    finish(site, run, items)
 
 
 @pytest.mark.fault_row("C3")

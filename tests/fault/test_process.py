@@ -78,8 +78,8 @@ def test_a_client_that_is_stopped_in_a_request_goes_on(
         one.start()
         assert reached.wait(20)
         stop(one.pid)
-        state = Path(f"/proc/{one.pid}/stat").read_text().rpartition(")")[2].split()[0]
-        assert state in "TD", state
+        stat = Path(f"/proc/{one.pid}/stat")
+        until(lambda: stat.read_text().rpartition(")")[2].split()[0] in "TD", "it stands still")
         threading.Event().wait(STOPPED_S)  # how long it is stopped is what the row is about
         go_on(one.pid)
         assert one.wait(120) == 0
