@@ -16,6 +16,8 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+from aiohttp import web_app
+
 import metrana_async.run
 from metrana_async import waiting
 from metrana_async.delivery import retry
@@ -60,3 +62,7 @@ def simulated(scheduler: Scheduler) -> Iterator[None]:
             yield
     finally:
         random.setstate(state)
+        # aiohttp remembers handlers, and with them whole worlds.
+        remembered = getattr(web_app, "_cached_build_middleware", None)
+        if remembered is not None:
+            remembered.cache_clear()
