@@ -7,7 +7,7 @@ HOSTED := .venv-hosted
 
 .DEFAULT_GOAL := help
 .PHONY: help setup fmt lint types layers unit property interop check test test-launchers \
-	test-faults simulation outage mutants cov bench bench-hosted demo serve docs build clean
+	test-faults simulation outage mutants pythons cov bench bench-hosted demo serve docs build clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | column -t -s '|'
@@ -71,6 +71,14 @@ outage: setup ## a day without a server, in virtual time
 mutants: setup ## seeded bugs, each of which must be caught
 	$(BIN)/python -m tests.mutants
 
+pythons: ## every CPython of this machine gets the package, for the tests of a program's end
+	@for v in 3.10 3.11 3.12 3.13 3.14; do \
+	    python$$v -c "" 2>/dev/null || { echo "CPython $$v is absent"; continue; }; \
+	    python$$v -m venv .venv-pythons/$$v || exit 1; \
+	    .venv-pythons/$$v/bin/python -m pip install -q --disable-pip-version-check -e . || exit 1; \
+	    echo "CPython $$v is there"; \
+	done
+
 cov: setup ## tests with branch coverage
 	$(BIN)/pytest -q -n 2 --cov --cov-report=term-missing tests
 
@@ -96,4 +104,4 @@ build: setup ## build the wheel
 	$(BIN)/python -m build --wheel
 
 clean: ## remove what the targets made
-	rm -rf $(VENV) $(LAUNCHERS) $(HOSTED) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*
+	rm -rf $(VENV) $(LAUNCHERS) $(HOSTED) .venv-pythons dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*
