@@ -381,9 +381,8 @@ class World:
         self.note("clock shifted", client.name)
 
     async def _back_up(self) -> None:
-        if self.server.store.runs():
-            self._backups.append(self.server.store.copy())
-            self.note("backed up")
+        self._backups.append(self.server.store.copy())
+        self.note("backed up" if self.server.store.runs() else "backed up without a run")
 
     async def _roll_back(self) -> None:
         if not self._backups:
