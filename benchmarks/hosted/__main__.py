@@ -114,7 +114,7 @@ def _write(path: Path, seed: int, loads: list[float], outcomes: table.Outcomes) 
         "cores": os.cpu_count(),
         "loads": loads,
         "outcomes": [
-            {"scenario": scenario, "client": client} | asdict(run) | {"unsaid": run.unsaid}
+            {"scenario": scenario, "client": client} | asdict(run) | {"uncounted": run.uncounted}
             for (scenario, client), runs in outcomes.items()
             for run in runs
         ],

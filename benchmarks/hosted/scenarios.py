@@ -45,6 +45,7 @@ class Outcome:
         wrong: points stored with a value that was not logged.
         reported: points that the client said are lost, while writing or while delivering.
         said: everything it said, errors included.
+        state: how the run ended, as its server has it.
         figures: seconds and rates, by name.
     """
 
@@ -56,11 +57,12 @@ class Outcome:
     wrong: int
     reported: int
     said: list[str]
+    state: str
     figures: dict[str, list[float]] = field(default_factory=dict)
 
     @property
-    def unsaid(self) -> int:
-        """Points that are gone without a word; negative = said lost, and there all the same."""
+    def uncounted(self) -> int:
+        """Points that are gone and counted by nobody; negative = said lost, and there all the same."""
         return self.logged - self.stored - self.reported
 
 
@@ -146,6 +148,7 @@ class Bench:
             wrong=wrong,
             reported=sum(answer["lost"] for answer in self.answers),
             said=[text for answer in self.answers for text in _texts(answer)],
+            state=self.server.state(self.run),
             figures=figures,
         )
 

@@ -15,6 +15,7 @@ from benchmarks.hosted.ours import PROJECT
 from benchmarks.hosted.points import METRIC, RECORD
 from tests.conformance.runner import ServerProcess
 
+_READ_TIMEOUT_S = 120.0
 ROOT = Path(__file__).parent.parent.parent
 
 
@@ -30,11 +31,22 @@ class OurServer:
         self.url = self._process.address.url
         self.key = self._process.address.token or ""
 
+    def _reader(self) -> metrana.QueryClient:
+        return metrana.QueryClient(
+            project=PROJECT, url=self.url, token=self.key, timeout_secs=_READ_TIMEOUT_S
+        )
+
+    def state(self, run: str) -> str:
+        """How a reader is told that the run ended; "unknown" when there is no such run."""
+        with self._reader() as reader:
+            try:
+                return reader.run(run).state
+            except metrana.NotFoundError:
+                return "unknown"
+
     def stored(self, run: str) -> np.ndarray:
         """Every point of the run's metric, as `RECORD`s."""
-        with metrana.QueryClient(
-            project=PROJECT, url=self.url, token=self.key, timeout_secs=120
-        ) as reader:
+        with self._reader() as reader:
             try:
                 series = reader.series(run, METRIC)
             except metrana.NotFoundError:
@@ -75,6 +87,12 @@ class TheirServer:
         assert self._process.stdout is not None
         self.url = f"http://127.0.0.1:{int(self._process.stdout.readline())}"
         self.key = "stand-in"
+
+    def state(self, run: str) -> str:
+        """Whether a writer has closed the run; "unknown" when nothing of it ever came."""
+        if (self._directory / f"{run}.closed").exists():
+            return "closed"
+        return "open" if (self._directory / f"{run}.points").exists() else "unknown"
 
     def stored(self, run: str) -> np.ndarray:
         """Every point of the run's metric, as `RECORD`s, in the order of arrival."""

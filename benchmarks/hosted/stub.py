@@ -2,7 +2,8 @@
 
 ``python -m benchmarks.hosted.stub DIRECTORY`` in the hosted client's environment, whose wheels
 bring the messages. The first line on stdout is the port. Points of `METRIC` of a run are appended
-to ``DIRECTORY/<run>.points`` before they are acknowledged. It deduplicates nothing: readers do, by
+to ``DIRECTORY/<run>.points`` before they are acknowledged; ``<run>.closed`` says that its writer
+closed it. It deduplicates nothing: readers do, by
 step. The lines ``mute`` and ``speak`` on stdin stop its answers on streams and start them again:
 in between it goes on accepting, and answers pings and handshakes.
 """
@@ -90,6 +91,8 @@ class Ingest(api_pb2_grpc.IngestServiceServicer):
                 with (self._directory / f"{name}.points").open("ab") as file:
                     for batch in batches:
                         file.write(_points(batch).tobytes())
+            if frame.HasField("close_run"):
+                (self._directory / f"{name}.closed").touch()
             yield api_pb2.UpdateRunResponse()
 
 

@@ -12,7 +12,17 @@ Outcomes = Mapping[tuple[str, str], Sequence[Outcome]]
 
 KILLS = ("kill_paced", "kill_full_speed")
 DAMAGES = ("flip_byte",)
-_HEADS = ("scenario", "client", "runs", "logged", "promised", "survived", "said lost", "unsaid")
+_HEADS = (
+    "scenario",
+    "client",
+    "runs",
+    "logged",
+    "promised",
+    "survived",
+    "said lost",
+    "uncounted",
+    "run is",
+)
 
 
 def spread(figures: Iterable[float], form: str = "{:,.0f}") -> str:
@@ -30,9 +40,10 @@ def table(outcomes: Outcomes) -> list[str]:
     for (scenario, client), runs in outcomes.items():
         columns = [
             spread(getattr(run, name) for run in runs)
-            for name in ("logged", "promised", "stored", "reported", "unsaid")
+            for name in ("logged", "promised", "stored", "reported", "uncounted")
         ]
-        cells = (scenario, client, str(len(runs)), *columns, ", ".join(_figures(runs)))
+        states = ", ".join(sorted({run.state for run in runs}))
+        cells = (scenario, client, str(len(runs)), *columns, states, ", ".join(_figures(runs)))
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 
@@ -117,11 +128,13 @@ def _faults(scenario: str, run: Outcome) -> list[str]:
     if scenario in KILLS:
         # Nobody is left to report what died in memory: it may only be the end of what was logged,
         # and one call may have been under way when it was counted.
-        if not run.is_prefix or run.unsaid < -1:
+        if not run.is_prefix or run.uncounted < -1:
             faults.append(f"{run.stored} of {run.logged} survived, and they are not the first ones")
-    elif run.unsaid:
+        if run.state != "crashed":
+            faults.append(f"its writer was killed, and readers are told that it is {run.state}")
+    elif run.uncounted:
         faults.append(
             f"{run.logged} logged, {run.stored} stored, {run.reported} reported lost: "
-            f"{run.unsaid} not accounted for"
+            f"{run.uncounted} not accounted for"
         )
     return faults
