@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,3 +103,43 @@ def proxy(server: ServerProcess) -> Iterator[ChaosProxy]:
     """A proxy before the server."""
     with ChaosProxy(server.address.url) as made:
         yield made
+
+
+CLOCK = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <sys/time.h>
+#include <time.h>
+/* CLOCK_REALTIME of this process, shifted by what FAKE says: "<seconds>" from the start on,
+   "~<seconds>" to and fro each second, "x<rate>" running at another rate. */
+static int (*real)(clockid_t, struct timespec *);
+static double start = -1;
+int clock_gettime(clockid_t id, struct timespec *at) {
+    if (!real) real = dlsym(RTLD_NEXT, "clock_gettime");
+    int result = real(id, at);
+    const char *fake = getenv("FAKE");
+    if (id != CLOCK_REALTIME || result || !fake) return result;
+    double now = at->tv_sec + at->tv_nsec / 1e9;
+    if (start < 0) start = now;
+    double by = atof(fake[0] == '~' || fake[0] == 'x' ? fake + 1 : fake);
+    if (fake[0] == '~') now += ((long)(now - start) % 2) ? by : -by;
+    else if (fake[0] == 'x') now = start + (now - start) * by;
+    else now += by;
+    at->tv_sec = (time_t)now;
+    at->tv_nsec = (long)((now - (time_t)now) * 1e9);
+    return 0;
+}
+"""
+
+
+@pytest.fixture(scope="session")
+def clock(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A library that shifts the wall clock of a process, and nobody else's."""
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler: the wall clock of a process cannot be shifted")
+    folder = tmp_path_factory.mktemp("clock")
+    (folder / "clock.c").write_text(CLOCK)
+    words = ["cc", "-shared", "-fPIC", "-O1", "-o", str(folder / "clock.so")]
+    subprocess.run([*words, str(folder / "clock.c"), "-ldl"], check=True, capture_output=True)
+    return folder / "clock.so"

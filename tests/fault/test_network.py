@@ -474,6 +474,37 @@ def test_flapping_makes_progress_in_order(site: Site, proxy: ChaosProxy) -> None
     finish(site, run, items)
 
 
+@pytest.mark.fault_row("C22")
+@pytest.mark.slow
+def test_everybody_comes_back_after_an_outage(site: Site, proxy: ChaosProxy) -> None:
+    """Forty writers find the server again: none is left behind, and none hammers it."""
+    count = 40
+    runs = [site.init(proxy.url, f"run-{n}") for n in range(count)]
+    for run in runs:
+        log(run, 0, 10)
+    for run in runs:
+        run.flush(20)
+    proxy.refuse()
+    for run in runs:
+        log(run, 10, 10)
+    eventually(
+        lambda: all(run.get_metrics().send_errors >= 2 for run in runs), "all are in the outage"
+    )
+    before = proxy.connections
+    proxy.listen()
+    eventually(
+        lambda: all(run.get_metrics().committed == 20 * POINTS for run in runs),
+        "everybody is back without being asked",
+    )
+    # A connection for the batches, one beside it: nobody comes twice for the same.
+    assert proxy.connections - before <= 3 * count
+    for run in runs:
+        assert run.close(20).is_complete
+    for n in range(count):
+        site.find(f"run-{n}").check_whole(20)
+    site.check_empty()
+
+
 @pytest.mark.fault_row("C23")
 @pytest.mark.parametrize("seed", [None])
 def test_clogged_connections_let_go_in_any_order(
