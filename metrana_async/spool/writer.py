@@ -54,6 +54,7 @@ class _Segment:
     number: int
     nbytes: int = 0
     synced_bytes: int = 0
+    readable_bytes: int = 0
     last_seq: dict[int, int] = field(default_factory=dict)
     pages: set[str] = field(default_factory=set)
 
@@ -108,8 +109,12 @@ class SpoolWriter:
         return self._segments[-1].nbytes - self._segments[-1].synced_bytes if self._segments else 0
 
     def readable(self) -> list[tuple[int, int]]:
-        """(segment number, bytes that are synced) of every segment, oldest first."""
-        return [(segment.number, segment.synced_bytes) for segment in self._segments]
+        """(segment number, bytes that the last `sync` vouched for) of each segment, oldest first.
+
+        What a full segment's own sync made durable waits for that, too: the caller does not know
+        of it yet, and would pass it over.
+        """
+        return [(segment.number, segment.readable_bytes) for segment in self._segments]
 
     def make(self) -> None:
         """Make the directory, its lock and META. Idempotent.
@@ -206,11 +211,16 @@ class SpoolWriter:
         self._named.update(new)
 
     def sync(self) -> None:
-        """Everything appended is durable when this returns.
+        """Everything appended is durable when this returns, and `readable`.
 
         Raises:
             OSError: it is not; append everything since the last `sync` again.
         """
+        self._sync()
+        for segment in self._segments:
+            segment.readable_bytes = segment.synced_bytes
+
+    def _sync(self) -> None:
         if not self.has_unsynced:
             return
         assert self._handle is not None
@@ -228,7 +238,7 @@ class SpoolWriter:
     def _open_segment(self) -> _Segment:
         if self._handle is not None and self._segments[-1].nbytes < SEGMENT_BYTES:
             return self._segments[-1]
-        self.sync()
+        self._sync()
         self._close_segment()
         # A create that fails may leave the name behind: it is never tried again.
         number, self._next_number = self._next_number, self._next_number + 1
@@ -291,6 +301,8 @@ class SpoolWriter:
             segment = self._segments[0]
             if len(self._segments) == 1:
                 self._close_segment()
+                # Where it cannot be removed, nothing in it waits for a sync any more.
+                segment.nbytes = segment.synced_bytes
             self._disk.remove(f"{self.directory}/{layout.segment_name(segment.number)}")
             self._segments.popleft()
 

@@ -207,3 +207,33 @@ def test_what_was_delivered_is_removed_and_nothing_else(directory, tmp_path):
     again.make()
     again.close(is_delivered=True)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_rotation_shows_readers_nothing_that_the_caller_does_not_know(directory):
+    """A full segment is synced within `append`; it is readable when `sync` says so, not before."""
+    spool = SpoolWriter(RealDisk(), directory, META)
+    batches = frames(1, 8)
+    spool.append(batches)
+    assert len(spool.readable()) > 1
+    assert [nbytes for _, nbytes in spool.readable() if nbytes] == []
+    spool.sync()
+    assert sum(nbytes for _, nbytes in spool.readable()) == spool.nbytes
+
+
+def test_a_segment_that_cannot_be_removed_ends_nothing(directory, monkeypatch):
+    """What was appended since is not synced yet; the next append goes on in another segment."""
+    disk = RealDisk()
+    spool = SpoolWriter(disk, directory, META)
+    spool.append(frames(1, 2))
+    with monkeypatch.context() as patched:
+        patched.setattr(disk, "remove", refuse)
+        with pytest.raises(OSError, match="refused"):
+            spool.forget({0: 1})
+    spool.append(frames(2, 3))
+    spool.sync()
+    spool.forget({0: 1})
+    assert sequences(directory) == [2]
+
+
+def refuse(path: str) -> None:
+    raise OSError(errno.EIO, "refused", path)
