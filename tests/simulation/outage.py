@@ -147,7 +147,7 @@ class Outage:
         self._store = self._server.store = CheckingStore(random.Random(seed))
         self._host = Host(self._network, "host", random.Random(seed))
         self._host.spool_root = directory
-        habits = Habits(mode="auto", adopts=False)
+        habits = Habits(adopts=False)
         self._client = Client(self._network, self._host, Lane("lane"), Book(), habits=habits)
         self._client.view = QuickDisk()  # type: ignore[assignment]
         self._directory = directory
@@ -165,8 +165,10 @@ class Outage:
                 self.scheduler.bury()
 
     async def _live(self) -> Outcome:
+        await self._server.start()
         await self._client.process.call(self._begin())
         idle = _memory_bytes()
+        self._server.kill()
         began_s = real_monotonic_s()
         await self._client.process.call(self._train())
         outage_real_s = real_monotonic_s() - began_s
@@ -199,7 +201,7 @@ class Outage:
         )
 
     async def _begin(self) -> None:
-        """Start without a server and log a little, so that everything that is made once is made."""
+        """Join and log a little, so that everything that is made once is made."""
         await self._client.join()
         for _ in range(30):
             await self._second()
