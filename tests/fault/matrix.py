@@ -158,7 +158,7 @@ NOT_RUN = {
     "interpreter's",
     "C17": "needs a rule in the kernel that drops one kind of packet (nftables), which test "
     "machines lack; to the client it is C3, a request without an answer",
-    "F5": "no test machine is put to sleep; to a process it is A13 and A14, and ages are measured by "
+    "F5": "no test machine is put to sleep; to a process it is A13 and A14; ages are taken from "
     "a clock that nobody sets",
     "E22": "there is no such ring: what is not spooled yet is in the process's memory",
 }

@@ -343,10 +343,9 @@ async def answered_twice(exchange: Exchange) -> None:
 
 
 async def of_the_one_before(exchange: Exchange) -> None:
-    """The answer of the request before arrives instead of its own."""
-    before = exchange.proxy.answers[-1]
-    await exchange.ask()
-    await exchange.say(before)
+    """The request is lost, and the answer of the one before arrives instead of its own."""
+    await exchange.request()
+    await exchange.say(exchange.proxy.answers[-1])
 
 
 @dataclass
