@@ -130,6 +130,7 @@ def check_everything(home, count):
     return points
 
 
+@pytest.mark.fault_row("D14")
 @pytest.mark.parametrize("seed", [*SEEDS, None])
 def test_every_point_once_across_kills(killed, seed):
     """Kills at random times: nothing lost, doubled, renumbered; no episode starts again."""
@@ -159,6 +160,7 @@ def test_every_point_once_across_kills(killed, seed):
     assert not {"duplicate", "superseded", "discarded_by_restart"} & {*info.statistics.outcomes}
 
 
+@pytest.mark.fault_row("D1")
 def test_what_flush_promised_survives_both_deaths(killed):
     """Flushed, then client and server are killed at once: every flushed point is there."""
     code = """

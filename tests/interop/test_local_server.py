@@ -79,6 +79,7 @@ def of_release(**change):
 
 
 # --- releases that meet ---------------------------------------------------------------------------
+@pytest.mark.fault_row("D10")
 @pytest.mark.parametrize("release", [{"version": "0.0.9"}, {"protocol": -1}])
 def test_a_server_of_an_older_release_hands_over(home, release):
     """It finishes and goes; the next init starts this release's, and a live run goes on there."""
@@ -102,6 +103,7 @@ def test_a_server_of_an_older_release_hands_over(home, release):
     assert home.points("m") == [(0, 1.0)]
 
 
+@pytest.mark.fault_row("D10")
 def test_a_server_of_a_newer_protocol_is_left_alone(home):
     """The older client is told which release runs and what it can do; the server stays."""
     new, _ = server(home, program=of_release(protocol=99, version="7.1.0"))
@@ -115,6 +117,7 @@ def test_a_server_of_a_newer_protocol_is_left_alone(home):
     new.stderr.close()
 
 
+@pytest.mark.fault_row("D10")
 def test_a_newer_release_of_the_same_protocol_is_used(home):
     """Two environments on one machine do not throw each other's server out."""
     new, _ = server(home, program=of_release(version="7.1.0"))
