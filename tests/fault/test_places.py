@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from tests.crash.disks import run
 from tests.crash.servers import Server, needs_root
 from tests.fault.conftest import Site
 from tests.fault.jobs import Plan, job, until
-from tests.fault.points import POINTS, find
+from tests.fault.points import POINTS, find, log_item
 from tests.fault.proxy import ChaosProxy
 from tests.fault.test_kills import arguments, check_all
 from tests.interop.conftest import ROOT
@@ -191,3 +192,37 @@ print(int(run.close(20).is_complete))
         assert shared.last.tolist() == [float(step) for step in range(60)]
         assert set(shared.count.tolist()) == {1}
     assert not metrana.is_initialized()
+
+
+@pytest.mark.fault_row("D13")
+@pytest.mark.parametrize("fake", ["~3600", "864000", "-864000"])
+def test_a_server_whose_wall_clock_is_wrong(tmp_path: Path, clock: Path, fake: str) -> None:
+    """To and fro by hours, days off: batches are stored once, runs end as they were left."""
+    server = Server(tmp_path / "data")
+    try:
+        assert server.start("env", f"LD_PRELOAD={clock}", f"FAKE={fake}"), server.said
+        card = server.home.card
+        run = metrana.init(
+            workspace_name="ws",
+            project_name="proj",
+            run_name="run",
+            ingestion_url=card["url"],
+            api_key=card["token"],
+            disk=tmp_path / "spool",
+            quiet=True,
+        )
+        for k in range(3 * ITEMS):
+            log_item(run, k)
+            if k % ITEMS == 0:
+                run.flush(20)
+        assert run.close(20).is_complete
+        with server.reader() as reader:
+            find(reader).check_whole(3 * ITEMS)
+            info = reader.run("run")
+            assert info.state == "finished"
+            if fake != "~3600":
+                off_s = info.created_ms / 1000 - time.time()
+                assert abs(off_s - int(fake)) < 600, "the clock was not shifted"
+        assert server.stop() == 0
+    finally:
+        server.clear()

@@ -174,6 +174,40 @@ def test_memory_errors_in_a_call_leave_everything_in_order(site: Site) -> None:
     assert starved.step.tolist() == starved.value.astype(int).tolist()
 
 
+def allow_no_thread(run, progress) -> None:
+    """From here on no thread starts in this process: its pids cgroup is full."""
+    group = Path("/sys/fs/cgroup/pids") / f"metrana-{os.getpid()}"
+    group.mkdir()
+    (group / "cgroup.procs").write_text(str(os.getpid()))
+    (group / "pids.max").write_text((group / "pids.current").read_text())
+    try:
+        threading.Thread(target=print).start()
+    except RuntimeError:
+        progress.put(noted=1)
+
+
+@pytest.mark.fault_row("A16")
+@pytest.mark.skipif(
+    os.geteuid() != 0 or not os.access("/sys/fs/cgroup/pids/cgroup.procs", os.W_OK),
+    reason="no pids cgroup (v1) may be made here",
+)
+@pytest.mark.parametrize("is_out", [False, True])
+def test_a_process_that_may_start_no_thread(site: Site, proxy: ChaosProxy, is_out: bool) -> None:
+    """The engine has all the threads it needs: sending, spooling and closing go on."""
+    if is_out:
+        proxy.refuse()
+    plan = Plan(
+        arguments(site, proxy.url, init_mode="auto"), meddle=allow_no_thread, flush_every=15
+    )
+    with job(plan) as one:
+        one.start()
+        assert one.wait() == 0
+        (Path("/sys/fs/cgroup/pids") / f"metrana-{one.pid}").rmdir()
+        assert (one.progress.noted, one.progress.lost, one.progress.kept) == (1, 0, ITEMS)
+        proxy.listen()
+        assert check_all(site, {"run": one})["whole"] == 1
+
+
 # --- neighbours -------------------------------------------------------------------------------
 def leave(site: Site, run_name: str = "run") -> None:
     """Leftovers of an offline run."""
