@@ -62,7 +62,7 @@ class Outcome:
 
     @property
     def uncounted(self) -> int:
-        """Points that are gone and counted by nobody; negative = said lost, and there all the same."""
+        """Points gone that nobody counted; negative = said lost, and there all the same."""
         return self.logged - self.stored - self.reported
 
 
