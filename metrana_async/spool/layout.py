@@ -11,7 +11,8 @@
         ASIDE                why nobody delivers this by itself any more
 
 Path parts are digests and hex ids: no name that a user can choose reaches the file system. META
-and END are written beside, synced, and renamed into place.
+and END are a line of JSON and a line with its CRC32C; they are written beside, synced, and renamed
+into place.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final, TypeVar
 
 import orjson
+from crc32c import crc32c
 
 from metrana_async.errors import ProtocolError
 from metrana_async.spool.disk import Disk
@@ -36,6 +38,7 @@ NAMES_SUFFIX: Final = ".frames"
 SEGMENT_SUFFIX: Final = ".seg"
 
 META_BYTES_MAX: Final = 32 << 20
+_CHECKSUM_BYTES: Final = 10
 _ID_DIGITS: Final = 32
 _PLACE_DIGITS: Final = 16
 _LEVELS: Final = 5
@@ -145,7 +148,17 @@ _HEX: Final = frozenset("0123456789abcdef")
 
 def encode_meta(meta: Meta) -> bytes:
     """META's bytes."""
-    return orjson.dumps(asdict(meta))
+    return _with_checksum(orjson.dumps(asdict(meta)))
+
+
+def encode_end(leave: LeaveRequest) -> bytes:
+    """END's bytes."""
+    return _with_checksum(orjson.dumps(leave))
+
+
+def _with_checksum(content: bytes) -> bytes:
+    """Content and a second line that vouches for it: one flipped bit could name another run."""
+    return b"%s\n%08x\n" % (content, crc32c(content))
 
 
 def read_meta(disk: Disk, directory: str) -> Meta | None:
@@ -196,7 +209,10 @@ def put_file(disk: Disk, directory: str, name: str, data: bytes) -> None:
 
 def _read_json(disk: Disk, path: str) -> dict[str, Any] | None:
     try:
-        content = orjson.loads(disk.read(path, 0, META_BYTES_MAX))
+        data = disk.read(path, 0, META_BYTES_MAX)
+        if _with_checksum(data[:-_CHECKSUM_BYTES]) != data:
+            return None
+        content = orjson.loads(data[:-_CHECKSUM_BYTES])
     except (OSError, orjson.JSONDecodeError):
         return None
     return content if isinstance(content, dict) else None

@@ -16,8 +16,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-import orjson
-
 from metrana_async.spool import layout
 from metrana_async.spool.disk import Disk
 from metrana_async.wire.messages import LeaveRequest
@@ -88,8 +86,9 @@ class SpoolWriter:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of segments on the disk."""
-        return sum(segment.nbytes for segment in self._segments)
+        """Bytes of segments on the disk. Any thread."""
+        # A copy, made in one piece: the disk's thread opens and removes segments meanwhile.
+        return sum(segment.nbytes for segment in list(self._segments))
 
     @property
     def is_made(self) -> bool:
@@ -313,7 +312,7 @@ class SpoolWriter:
             OSError: it cannot be written.
         """
         self.make()
-        layout.put_file(self._disk, self.directory, layout.END, orjson.dumps(leave))
+        layout.put_file(self._disk, self.directory, layout.END, layout.encode_end(leave))
 
     def close(self, *, is_delivered: bool) -> None:
         """Give the lock up; with `is_delivered` nothing is needed any more and all is removed."""

@@ -92,6 +92,21 @@ def test_a_meta_that_is_none(directory, content):
     assert layout.read_end(DISK, directory) is None
 
 
+def test_a_flipped_bit_names_no_other_run(directory):
+    """Whatever bit of META flips, nothing is made of it."""
+    path = f"{directory}/{layout.META}"
+    whole = layout.encode_meta(META)
+    for place in range(8 * len(whole)):
+        flipped = bytearray(whole)
+        flipped[place // 8] ^= 1 << place % 8
+        with open(path, "wb") as file:
+            file.write(flipped)
+        assert layout.read_meta(DISK, directory) is None
+    with open(path, "wb") as file:
+        file.write(whole)
+    assert layout.read_meta(DISK, directory) == META
+
+
 def test_a_lock_whose_file_was_replaced_locks_nothing(tmp_path):
     """Who finds another file in its place has not got it; who locks the new one has."""
     path = str(tmp_path / "LOCK")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import sys
+import threading
 
 import pytest
 
@@ -233,6 +235,36 @@ def test_a_segment_that_cannot_be_removed_ends_nothing(directory, monkeypatch):
     spool.sync()
     spool.forget({0: 1})
     assert sequences(directory) == [2]
+
+
+def test_bytes_are_counted_while_segments_come_and_go(directory):
+    """The engine asks how much there is while the disk's thread is at work."""
+    spool = SpoolWriter(RealDisk(), directory, META)
+    spool.append(frames(1, 200))
+    is_over = threading.Event()
+    failures: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            while not is_over.is_set():
+                assert spool.nbytes >= 0
+        except BaseException as error:
+            failures.append(error)
+
+    asking = threading.Thread(target=ask)
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        asking.start()
+        for seq in range(200, 400):
+            spool.append(frames(seq, seq + 1))
+        spool.sync()
+        spool.forget({0: 400})
+    finally:
+        is_over.set()
+        asking.join()
+        sys.setswitchinterval(interval_s)
+    assert not failures
 
 
 def refuse(path: str) -> None:
