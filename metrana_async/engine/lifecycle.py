@@ -16,6 +16,7 @@ from __future__ import annotations
 import atexit
 import concurrent.futures
 import contextlib
+import importlib
 import os
 import signal
 import sys
@@ -72,6 +73,7 @@ _WAITING_NAME: Final = "metrana-farewell"
 _INTERRUPTS: Final = ("KeyboardInterrupt", "SystemExit", "CancelledError", "GeneratorExit")
 
 _runs: Runs | None = None
+_child_exception: type[BaseException] | None = None
 _is_done = False
 _exit_deadline_s: float | None = None
 _terminating: tuple[_Work, float] | None = None
@@ -99,6 +101,7 @@ def install(runs: Runs, thread: LoopThread) -> None:
             # Refused where the interpreter is on its way out; atexit still comes.
             with contextlib.suppress(RuntimeError):
                 register(_main_is_over)
+    _watch_child()
     _claim_signals(thread)
 
 
@@ -141,6 +144,21 @@ def _is_multiprocessing_child() -> bool:
     return process is not None and process.parent_process() is not None
 
 
+def _watch_child() -> None:
+    """Learn which exception ends a `multiprocessing` child: it leaves no trace in `sys` there."""
+    if _is_multiprocessing_child():
+        util = importlib.import_module("multiprocessing.util")
+        # Called while the exception is on its way out.
+        util.Finalize(None, _note_child_exception, exitpriority=0)
+
+
+def _note_child_exception() -> None:
+    global _child_exception
+    kind = sys.exc_info()[0]
+    if kind is not None and not issubclass(kind, SystemExit):
+        _child_exception = kind
+
+
 def _say_farewell() -> None:
     global _is_done
     if _terminating is not None:
@@ -157,7 +175,7 @@ def _say_farewell() -> None:
     else:
         budget_s, flush_s = max(_FAREWELL_S_MIN, _exit_deadline_s - time.monotonic()), 0.0
     # Set by the interpreter, and by nobody else, when an exception ended the program.
-    unhandled = getattr(sys, "last_type", None)
+    unhandled = getattr(sys, "last_type", None) or _child_exception
     leaving = _runs.farewell(budget_s, flush_s, *status_of(unhandled))
     if not _ends(leaving, budget_s + _GRACE_S):
         say(f"not everything was stored within {EXIT_BUDGET_S:g} s")

@@ -12,6 +12,7 @@ import asyncio
 
 # With its thread pools, which cannot be imported any more once the main thread has ended.
 import concurrent.futures.thread
+import contextlib
 import contextvars
 import importlib
 import os
@@ -76,6 +77,8 @@ class LoopThread:
         self._ready = threading.Event()
         # Never the caller's: anyio and others keep there which kind of event loop it runs on.
         self._context = contextvars.Context()
+        # Whoever waits for these must not wait for ever when the loop dies.
+        self._pending: set[concurrent.futures.Future[Any]] = set()
         self._thread = threading.Thread(target=self._run, name=_THREAD_NAME, daemon=True)
         self._thread.start()
         if not self._ready.wait(_START_TIMEOUT_S):
@@ -89,6 +92,12 @@ class LoopThread:
             loop.run_forever()
         finally:
             loop.close()
+            self._release_waiters()
+
+    def _release_waiters(self) -> None:
+        for future in list(self._pending):
+            with contextlib.suppress(concurrent.futures.InvalidStateError):
+                future.set_exception(InternalError("the engine thread has ended"))
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -119,7 +128,12 @@ class LoopThread:
         if not self.is_alive:
             raise InternalError("the engine thread has ended")
         empty = contextvars.Context()
-        return empty.run(asyncio.run_coroutine_threadsafe, work(), self.loop)
+        future = empty.run(asyncio.run_coroutine_threadsafe, work(), self.loop)
+        self._pending.add(future)
+        future.add_done_callback(self._pending.discard)
+        if self.loop.is_closed():
+            self._release_waiters()
+        return future
 
     def call_soon(self, callback: Callable[[], object]) -> None:
         """Have the loop call `callback`; silently nothing once the loop is closed."""

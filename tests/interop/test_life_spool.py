@@ -66,7 +66,7 @@ def test_an_end_offline(any_python, ending):
         f"run = metrana.init(run_name='run', init_mode='offline')\nrun.log('m', [1.0, 2.0])\n{code}"
     )
     assert found == status, errors
-    check_stderr(errors, ending, is_told=True)
+    check_stderr(errors, ending)
     assert site.points_on_disk() == 2
     assert site.deliver() == 2
     info = site.info()
