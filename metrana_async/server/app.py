@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 import os
 import signal
@@ -18,6 +19,7 @@ from typing import Final
 
 import orjson
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler, Middleware
 
 from metrana_async.errors import MetranaError, NotFoundError, StoreFailedError
@@ -210,6 +212,7 @@ async def serve(settings: ServerSettings, *, ready: Callable[[str], None] | None
         web_app(backend, settings, activity),
         keepalive_timeout=_KEEP_ALIVE_S,
         access_log=None,
+        logger=_quiet_logger(),
         shutdown_timeout=_SHUTDOWN_S,
     )
     presence = Presence(runner, settings)
@@ -236,6 +239,19 @@ async def serve(settings: ServerSettings, *, ready: Callable[[str], None] | None
         await backend.stop()
     if failures:
         raise failures[0]
+
+
+class _NoStrangers(logging.Filter):
+    """Passes over what is no HTTP: its sender was told, and must not fill our log."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+
+
+def _quiet_logger() -> logging.Logger:
+    logger = logging.getLogger("aiohttp.server")
+    logger.addFilter(_NoStrangers())
+    return logger
 
 
 def _stop_endpoint(stopping: asyncio.Event) -> Endpoint:
