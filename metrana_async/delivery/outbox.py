@@ -288,8 +288,11 @@ class Outbox:
             if not self.is_conflicted:
                 raise
         before = self.queued_bytes
-        self._known_pages.update(request.pages)
+        listed = {(sealed.lane, sealed.seq): sealed.pages for sealed in request.batches}
         for answered in reply.replies:
+            if answered.status in (BatchStatus.STORED, BatchStatus.DUPLICATE):
+                # The server keeps the pages of what it stores, and of nothing else.
+                self._known_pages.update(listed[answered.lane, answered.seq])
             if answered.status is BatchStatus.NEED_PAGES:
                 self._known_pages.difference_update(answered.pages)
                 self._replace_unreadable(answered)

@@ -125,6 +125,19 @@ def test_pages_travel_until_confirmed_and_again_when_asked_for():
     assert third.batches[0].frame == second.batches[0].frame
 
 
+def test_pages_are_confirmed_by_what_is_stored_only():
+    """The server keeps no page of a batch that it rejects or asks pages for: they go again."""
+    world = World()
+    world.seal(3, 3)
+    first = world.request()
+    pages = first.batches[0].pages
+    rejected = BatchReply(0, 1, BatchStatus.REJECTED, reason="bad series")
+    need = BatchReply(0, 2, BatchStatus.NEED_PAGES, pages=())
+    world.reply(first, rejected, need)
+    assert world.request().pages == pages
+    world.assert_balanced()
+
+
 def test_stored_and_duplicate_are_committed():
     """A batch that was stored, now or in an earlier attempt, leaves the queue once."""
     world = World()
