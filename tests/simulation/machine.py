@@ -21,7 +21,7 @@ EPOCH_S: Final = 1_700_000_000.0
 """Unix time at which every simulation begins."""
 
 
-_UNWINDING_ROUNDS: Final = 20
+_UNWINDING_ROUNDS: Final = 100
 _UNWINDING_TURNS: Final = 200
 
 

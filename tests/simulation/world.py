@@ -140,7 +140,8 @@ class World:
             cut_answer=some(0.1),
             refuse=some(0.2),
             lie=some(0.1),
-            misroute=some(0.1),
+            # A refusal says to nobody what it refuses: it must not reach whoever asked else.
+            misroute=0.0 if self.has_poison else some(0.1),
             duplicate=some(0.2),
             replay=some(0.2),
         )
