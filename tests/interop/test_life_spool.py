@@ -525,3 +525,36 @@ def test_a_signal_to_a_child_is_not_the_parents(site):
     assert (status, errors) == (0, "")
     assert site.values() == [1.0, 2.0]
     assert site.info().state == "finished"
+
+
+@pytest.mark.fault_row("A20")
+@pytest.mark.parametrize("mode", ["online", "offline"])
+def test_a_daemon_that_closes_every_descriptor(site, tmp_path, mode):
+    """Two forks, `closerange`, files of its own at our old numbers: it logs, they stay clean."""
+    status, errors = site.run(f"""
+        run = metrana.init(run_name="run", init_mode={mode!r})
+        run.log("m", 1.0)
+        run.flush(20)
+        first = os.fork()
+        if not first:
+            os.setsid()
+            if os.fork():
+                os._exit(0)
+            os.closerange(3, 1024)
+            own = [open({str(tmp_path)!r} + f"/own{{k}}", "wb") for k in range(64)]
+            run.log("daemon", [1.0, 2.0])
+            os.kill(os.getpid(), signal.SIGCHLD)
+            run.close(20)
+            [file.close() for file in own]
+            os.rename({str(tmp_path)!r} + "/own0", {str(tmp_path)!r} + "/done")
+            os._exit(0)
+        os.waitpid(first, 0)
+        while not os.path.exists({str(tmp_path)!r} + "/done"):
+            time.sleep(0.02)
+    """)
+    assert status == 0, errors
+    site.deliver()
+    assert (site.values(), site.values("daemon")) == ([1.0], [1.0, 2.0])
+    own = [*tmp_path.glob("own*"), tmp_path / "done"]
+    assert len(own) == 64
+    assert [path for path in own if path.stat().st_size] == []
