@@ -21,7 +21,7 @@ from tests.fault.proxy import ChaosProxy
 pytestmark = pytest.mark.e2e
 
 FULL = "METRANA_TEST_FAULTS" in os.environ
-KILLS = 300 if FULL else 60
+KILLS = 300 if FULL else 42
 AT_ONCE = 6
 """Jobs that share a spool directory and die together."""
 

@@ -112,7 +112,7 @@ for line in sys.stdin:
     for _ in range(30):
         log_item(run, k)
         k += 1
-    statistics = run.flush(20)
+    statistics = run.flush(6)
     print(statistics.committed, statistics.spooled, sum(statistics.losses.values()), flush=True)
 info = run.close(20)
 print(info.statistics.committed, info.statistics.spooled, sum(info.statistics.losses.values()))
