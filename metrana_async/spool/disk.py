@@ -14,7 +14,7 @@ import os
 import stat
 from typing import Final, NamedTuple, Protocol
 
-from metrana_async.spool.lock import release, try_lock
+from metrana_async.spool.lock import file_of, release, try_lock
 
 _NEW_FILE: Final = (
     os.O_WRONLY
@@ -121,7 +121,15 @@ class Disk(Protocol):
 
 
 class RealDisk:
-    """The machine's file systems. Stateless: safe from every thread."""
+    """The machine's file systems. Safe from every thread; a handle has one owner."""
+
+    def __init__(self) -> None:
+        self._files: dict[int, tuple[int, int]] = {}
+
+    def _check_ours(self, handle: int) -> None:
+        """Raise EBADF where the program has closed our file, and may have its own there."""
+        if file_of(handle) != self._files.get(handle):
+            raise OSError(errno.EBADF, "the program has closed this file")
 
     def make_directory(self, path: str) -> None:
         """See Disk."""
@@ -143,10 +151,12 @@ class RealDisk:
         except OSError:
             os.close(handle)
             raise
+        self._files[handle] = file_of(handle)
         return handle
 
     def append(self, handle: int, data: bytes) -> None:
         """See Disk."""
+        self._check_ours(handle)
         left = memoryview(data)
         while left:
             written = os.write(handle, left)
@@ -157,10 +167,15 @@ class RealDisk:
 
     def sync(self, handle: int) -> None:
         """See Disk."""
+        self._check_ours(handle)
         getattr(os, "fdatasync", os.fsync)(handle)
 
     def close(self, handle: int) -> None:
         """See Disk."""
+        try:
+            self._check_ours(handle)
+        finally:
+            self._files.pop(handle, None)
         os.close(handle)
 
     def sync_directory(self, path: str) -> None:

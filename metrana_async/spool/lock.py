@@ -7,7 +7,6 @@ they vanish when any descriptor of the file is closed.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 from typing import Final
@@ -22,7 +21,8 @@ _LOCK_FILE: Final = (
     os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
 )
 
-_held: set[int] = set()
+_held: dict[int, tuple[int, int]] = {}
+"""Descriptors of held locks, and which file each is of (see `file_of`)."""
 
 
 def try_lock(path: str) -> int | None:
@@ -47,29 +47,47 @@ def try_lock(path: str) -> int | None:
         if error.errno in _BUSY:
             return None
         raise
-    _held.add(handle)
+    _held[handle] = file_of(handle)
     return handle
 
 
 def release(handle: int) -> None:
     """Give a lock up."""
-    if handle in _held:
-        _held.discard(handle)
+    if handle in _held and _is_ours(handle, _held.pop(handle)):
         os.close(handle)
 
 
 def abandon() -> None:
     """In a forked child: close the copies of the parent's locks, and nothing else."""
-    for handle in _held:
-        with contextlib.suppress(OSError):  # the program may have closed every descriptor
+    for handle, file in _held.items():
+        if _is_ours(handle, file):
             os.close(handle)
     _held.clear()
 
 
+def file_of(handle: int) -> tuple[int, int]:
+    """Which file a descriptor is of, as (device, inode).
+
+    A program may close every descriptor, ours among them, and then have files of its own under
+    our numbers: whoever writes to one, or closes it, asks first whether it is still the same.
+
+    Raises:
+        OSError: nothing is open under the number.
+    """
+    found = os.fstat(handle)
+    return found.st_dev, found.st_ino
+
+
+def _is_ours(handle: int, file: tuple[int, int]) -> bool:
+    try:
+        return file_of(handle) == file
+    except OSError:
+        return False
+
+
 def _is_still(path: str, handle: int) -> bool:
-    mine = os.fstat(handle)
     try:
         there = os.stat(path, follow_symlinks=False)
     except FileNotFoundError:
         return False
-    return (mine.st_dev, mine.st_ino) == (there.st_dev, there.st_ino)
+    return file_of(handle) == (there.st_dev, there.st_ino)

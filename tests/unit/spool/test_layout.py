@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
 import pytest
@@ -130,3 +131,28 @@ def test_a_link_in_the_place_of_a_lock_is_refused(tmp_path):
     with pytest.raises(OSError):
         try_lock(str(tmp_path / "LOCK"))
     assert not (tmp_path / "elsewhere").exists()
+
+
+def test_numbers_that_are_somebody_elses_by_now_are_left_alone(tmp_path):
+    """The program closed our files and has its own there: nothing is written, synced or closed."""
+    disk = RealDisk()
+    handle, lock = disk.create(str(tmp_path / "a")), disk.lock(str(tmp_path / "LOCK"))
+    disk.append(handle, b"ours")
+    own = []
+    for number in (handle, lock):
+        os.close(number)
+        own.append(os.open(tmp_path / f"own-{number}", os.O_RDWR | os.O_CREAT))
+    assert own == [handle, lock]
+    for call in (lambda: disk.append(handle, b"x"), lambda: disk.sync(handle)):
+        with pytest.raises(OSError) as caught:
+            call()
+        assert caught.value.errno == errno.EBADF
+    with pytest.raises(OSError):
+        disk.close(handle)
+    disk.unlock(lock)
+    assert [os.fstat(number).st_size for number in own] == [0, 0]
+    again = disk.create(str(tmp_path / "b"))
+    disk.append(again, b"ours")
+    disk.close(again)
+    for number in own:
+        os.close(number)
