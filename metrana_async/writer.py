@@ -464,6 +464,8 @@ class Writer:
             left_s = self.settling.leave_s(deadline_s)
             has_left = await self.membership.leave(leave, min(REPLY_TIMEOUT_S, left_s))
         await self.supervisor.stop()
+        # An answer that came since may have told of a rollback, and queued batches again.
+        self._lose_unspooled("closed")
         if self.spooler is not None:
             is_delivered = has_left or self._is_run_deleted
             refusal = await self.spooler.close(leave, is_delivered=is_delivered)

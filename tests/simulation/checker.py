@@ -213,6 +213,9 @@ class Checker:
         reasons = set()
         if self._rolled_back:
             reasons.add("server_rollback")
+            if client.habits.close_s < 60:
+                # It heard of the rollback while it was leaving, with no time to send again.
+                reasons.add("closed")
         if not client.habits.spools or not client.host.is_prompt:
             reasons.add("closed")
         if _may_be_damaged(client):
