@@ -62,10 +62,16 @@ class Site:
             **more,
         }
 
-    def begin(self, code: str, **more) -> subprocess.Popen:
-        """Start a program; `wait()` there returns when the test says `go`."""
+    def begin(self, code: str, *, head: str = "", **more) -> subprocess.Popen:
+        """Start a program; `wait()` there returns with the next line that it is sent."""
         program = subprocess.Popen(
-            [self.python, "-W", "error::ResourceWarning", "-c", _HEAD + textwrap.dedent(code)],
+            [
+                self.python,
+                "-W",
+                "error::ResourceWarning",
+                "-c",
+                _HEAD + head + textwrap.dedent(code),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -180,6 +180,13 @@ def test_an_auto_run_whose_server_comes_at_the_very_end(site):
     assert site.values() == [1.0, 2.0]
 
 
+SLOW = """
+from metrana_async import spool_place
+spool_place.WRITE_AFTER_S = 3600.0
+"""
+"""As on a network file system, but more so: by itself nothing is written for a long time."""
+
+
 # --- signals -------------------------------------------------------------------------------------
 LONG_CALLS = {
     "releases the GIL": "hashlib.pbkdf2_hmac('sha256', b'x' * 1000, b'y', 30_000_000)",
@@ -193,7 +200,8 @@ LONG_CALLS = {
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=["TERM", "HUP"])
 def test_a_signal_puts_everything_on_the_disk_at_once(site, call, number):
     """Also while the main thread is deep in a call of C code; SIGKILL follows: nothing is lost."""
-    program = site.begin(f"""
+    program = site.begin(
+        f"""
         import hashlib
         run = metrana.init(run_name="run")
         run.log("m", 0.0); run.flush(20)
@@ -201,7 +209,9 @@ def test_a_signal_puts_everything_on_the_disk_at_once(site, call, number):
         for k in range(1, 3000): run.log("m", float(k))
         say("logged")
         {LONG_CALLS[call]}
-    """)
+    """,
+        head=SLOW,
+    )
     assert program.stdout.readline() == "up\n"
     site.proxy.inject(faults.black_hole)
     program.stdin.write("\n")
@@ -219,7 +229,8 @@ def test_a_signal_puts_everything_on_the_disk_at_once(site, call, number):
 
 def test_without_the_wakeup_descriptor_the_handler_spills(site):
     """The descriptor is an event loop's of the program: Python's handler does it."""
-    program = site.begin("""
+    program = site.begin(
+        """
         import asyncio
         async def main():
             loop = asyncio.get_running_loop()
@@ -236,7 +247,9 @@ def test_without_the_wakeup_descriptor_the_handler_spills(site):
             say("logged")
             await asyncio.sleep(30)
         asyncio.run(main())
-    """)
+    """,
+        head=SLOW,
+    )
     assert program.stdout.readline() == "up\n"
     site.proxy.inject(faults.black_hole)
     program.stdin.write("\n")
@@ -256,7 +269,8 @@ def test_without_the_wakeup_descriptor_the_handler_spills(site):
 def test_a_handler_of_the_program_stays_and_the_data_is_kept(site, whose):
     """SIGTERM is the program's own business, once and twice; what was logged is on the disk."""
     mine = {"handler": "lambda *_: say('mine')", "ignored": "signal.SIG_IGN"}[whose]
-    program = site.begin(f"""
+    program = site.begin(
+        f"""
         signal.signal(signal.SIGTERM, {mine})
         run = metrana.init(run_name="run")
         run.log("m", 0.0); run.flush(20)
@@ -264,7 +278,9 @@ def test_a_handler_of_the_program_stays_and_the_data_is_kept(site, whose):
         run.log("m", [1.0, 2.0])
         say("logged"); wait()
         sys.exit(7)
-    """)
+    """,
+        head=SLOW if whose == "handler" else "",
+    )
     assert program.stdout.readline() == "up\n"
     site.proxy.inject(faults.black_hole)
     program.stdin.write("\n")
