@@ -263,3 +263,39 @@ def test_a_run_that_was_deleted_is_set_aside(site):
     assert (status, again["state"]) == (1, "set_aside")
     with site.reader() as reader:
         assert not reader.runs()
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
+def test_environments_in_processes(site, tmp_path, context):
+    """An asynchronous vector of environments beside an offline run: both end, all is there."""
+    script = tmp_path / "program.py"
+    script.write_text(f"""
+import gymnasium
+import metrana_sync_shim as metrana
+
+def make():
+    return gymnasium.make("CartPole-v1")
+
+if __name__ == "__main__":
+    run = metrana.init(run_name="run", init_mode="offline")
+    envs = gymnasium.vector.AsyncVectorEnv([make] * 2, context={context!r})
+    envs.reset(seed=1)
+    for k in range(50):
+        reward = envs.step(envs.action_space.sample())[1]
+        run.log_rl_environment_step("reward", reward, k, ["a", "b"])
+    run.log("m", [1.0, 2.0])
+    # Neither the environments nor the run are closed.
+""")
+    done = subprocess.run(
+        [sys.executable, str(script)], env=site.variables(), capture_output=True, text=True,
+        timeout=58, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    assert site.deliver() == 102
+    assert site.values() == [1.0, 2.0]
+    with site.reader() as reader:
+        for env in ("a", "b"):
+            found = reader.env_series("run", "reward", env_id=env)
+            assert found.env_step.tolist() == list(range(50))
+    assert len(site.info().writers) == 1
