@@ -18,7 +18,13 @@ from metrana_async.columns.redaction import redact_updates, redaction_text
 from metrana_async.destinations import connect, server_key
 from metrana_async.engine import lifecycle
 from metrana_async.engine.clock import SystemClock
-from metrana_async.engine.loop_thread import engine, on_fork, running_engine, submit_nowhere
+from metrana_async.engine.loop_thread import (
+    engine,
+    on_death,
+    on_fork,
+    running_engine,
+    submit_nowhere,
+)
 from metrana_async.errors import (
     InitError,
     MetranaError,
@@ -421,5 +427,13 @@ def _forget_in_child() -> None:
     _opening = None
 
 
+def _end_with_engine(failure: MetranaError) -> None:
+    """Nobody sends any more: the next call says so, and what is in memory is counted."""
+    for writer in _present:
+        writer.fail(failure)
+    _forget_in_child()
+
+
+on_death(_end_with_engine)
 on_fork(_forget_in_child)
 on_fork(abandon)

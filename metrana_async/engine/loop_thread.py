@@ -79,6 +79,7 @@ class LoopThread:
         self._context = contextvars.Context()
         # Whoever waits for these must not wait for ever when the loop dies.
         self._pending: set[concurrent.futures.Future[Any]] = set()
+        self._is_broken = False
         self._thread = threading.Thread(target=self._run, name=_THREAD_NAME, daemon=True)
         self._thread.start()
         if not self._ready.wait(_START_TIMEOUT_S):
@@ -90,9 +91,24 @@ class LoopThread:
         loop.call_soon(self._ready.set)
         try:
             loop.run_forever()
+        except OSError as error:
+            self._keep_everything(error)
         finally:
             loop.close()
             self._release_waiters()
+
+    def _keep_everything(self, error: OSError) -> None:
+        """Never return: the program has closed our descriptors, and may use their numbers itself.
+
+        Whatever would free what this thread holds would close those.
+        """
+        self._is_broken = True
+        self._release_waiters()
+        failure = InternalError(f"the program has closed this library's file descriptors ({error})")
+        for callback in _death_callbacks:
+            callback(failure)
+        while True:
+            threading.Event().wait()
 
     def _release_waiters(self) -> None:
         for future in list(self._pending):
@@ -113,7 +129,8 @@ class LoopThread:
     @property
     def is_alive(self) -> bool:
         """True while the loop runs."""
-        return self._thread.is_alive() and not self.loop.is_closed()
+        is_over = self._is_broken or self.loop.is_closed()
+        return self._thread.is_alive() and not is_over
 
     def submit(
         self, work: Callable[[], Coroutine[Any, Any, _Result]]
@@ -131,12 +148,14 @@ class LoopThread:
         future = empty.run(asyncio.run_coroutine_threadsafe, work(), self.loop)
         self._pending.add(future)
         future.add_done_callback(self._pending.discard)
-        if self.loop.is_closed():
+        if self._is_broken or self.loop.is_closed():
             self._release_waiters()
         return future
 
     def call_soon(self, callback: Callable[[], object]) -> None:
         """Have the loop call `callback`; silently nothing once the loop is closed."""
+        if self._is_broken:
+            return  # To wake it is to write to a descriptor.
         try:
             self.loop.call_soon_threadsafe(callback, context=self._context)
         except RuntimeError:
@@ -148,6 +167,7 @@ class LoopThread:
 _engine: LoopThread | None = None
 _engine_lock = threading.Lock()
 _fork_callbacks: list[Callable[[], None]] = []
+_death_callbacks: list[Callable[[InternalError], None]] = []
 
 
 def engine() -> LoopThread:
@@ -186,6 +206,11 @@ def running_engine() -> LoopThread | None:
 def on_fork(callback: Callable[[], None]) -> None:
     """Have `callback` called in every forked child, before it runs anything else."""
     _fork_callbacks.append(callback)
+
+
+def on_death(callback: Callable[[InternalError], None]) -> None:
+    """Have `callback` called, on the engine thread, when the engine can go on no more."""
+    _death_callbacks.append(callback)
 
 
 def _after_fork_in_child() -> None:
