@@ -339,7 +339,7 @@ def test_signals_are_given_back_with_the_last_run(site):
     assert (status, errors) == (0, "")
 
 
-def test_ctrl_c_twice_ends_a_hopeless_close_at_once(site):
+def test_us05_ctrl_c_twice_ends_a_hopeless_close_at_once(site):
     """The first Ctrl-C leaves `close`; the second leaves the end of the program; all is kept."""
     program = site.begin("""
         run = metrana.init(run_name="run")
