@@ -257,9 +257,9 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     Mutant(
         "a child keeps its parent's locks",
         LOCK,
-        "    for handle in _held:\n        with contextlib.suppress(OSError):",
-        "    for handle in ():\n        with contextlib.suppress(OSError):",
-        ("tests/unit/spool", "tests/interop/test_children.py"),
+        "        if _is_ours(handle, file):\n            os.close(handle)",
+        "        if not _is_ours(handle, file):\n            os.close(handle)",
+        ("tests/unit/spool/test_lock.py",),
     ),
     # --- the server's dedupe ---------------------------------------------------------------------
     Mutant(
