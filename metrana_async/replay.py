@@ -129,6 +129,7 @@ class _Delivery:
         self._refusal: MetranaError | None = None
         self._trouble: MetranaError | None = None
         self._progress_s = self._news_s = replayer.clock.monotonic_s()
+        self._acked: dict[int, int] = {}
 
     def report(self, state: str, text: str = "") -> ReplayReport:
         """What became of it."""
@@ -328,8 +329,10 @@ class _Delivery:
         return WaitTimeoutError(f"no progress within {self._replayer.timeout_s:g} s{why}")
 
     def _on_reply(self, reply: IngestReply) -> None:
-        del reply
-        self._progress_s = self._replayer.clock.monotonic_s()
+        # An answer that settles nothing is no progress, however often it comes.
+        if reply.acked != self._acked:
+            self._acked = dict(reply.acked)
+            self._progress_s = self._replayer.clock.monotonic_s()
         self._progress.beat()
 
     def _on_trouble(self, error: MetranaError) -> None:

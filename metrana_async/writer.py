@@ -34,12 +34,13 @@ from metrana_async.errors import (
     WaitTimeoutError,
 )
 from metrana_async.intake import Intake
-from metrana_async.membership import REPLY_TIMEOUT_S, Membership
+from metrana_async.leaving import depart
+from metrana_async.membership import Membership
 from metrana_async.notices import NoticeBoard
 from metrana_async.pump import Pump
 from metrana_async.questions import Questions
 from metrana_async.settings import Settings
-from metrana_async.settling import LEAVE_RESERVE_S, Settling
+from metrana_async.settling import Settling
 from metrana_async.spool_place import SpoolPlace
 from metrana_async.statistics import CloseInfo, Ledger, Statistics, wire_counters
 from metrana_async.telling import SPOOL_FULL, Telling
@@ -362,7 +363,7 @@ class Writer:
     def fail(self, failure: MetranaError) -> None:
         """End here and now: the engine is gone. On its thread."""
         self._on_death(failure)
-        self._lose_unspooled("closed")
+        self.lose_unspooled("closed")
 
     def _stop_shortcuts(self) -> None:
         self.must_look = True
@@ -457,18 +458,10 @@ class Writer:
         self._refuse_calls()
         if not self.settings.is_offline:
             await self.settling.last_chance(timeout_s / 2)
-        try:
-            await self.flush(self.inbox.appended_count, max(0.0, timeout_s - LEAVE_RESERVE_S))
-        except MetranaError as error:
-            self.on_trouble(error)
-            await self.settling.keep_late()
-        self._lose_unspooled("closed")
-        leave = replace(leave, writer_id=self.writer_id, counters=self.counters())
-        has_left = False
-        if not self._ledger.spooled:
-            left_s = self.settling.leave_s(deadline_s)
-            has_left = await self.membership.leave(leave, min(REPLY_TIMEOUT_S, left_s))
+        leave, has_left = await depart(self, self._outbox, self._ledger, leave, deadline_s)
         await self.supervisor.stop()
+        if not self._outbox.is_empty():
+            self.lose_unspooled("closed")
         if self.spooler is not None:
             is_delivered = has_left or self._is_run_deleted
             refusal = await self.spooler.close(leave, is_delivered=is_delivered)
@@ -487,7 +480,7 @@ class Writer:
     def _close_info(self, status: str) -> CloseInfo:
         return CloseInfo(self.run_name, status, self.statistics(), dict(self.notices.counts))
 
-    def _lose_unspooled(self, reason: str) -> None:
+    def lose_unspooled(self, reason: str) -> None:
         """Count what is in memory only as lost: nobody will try any more."""
         points = self._intake.give_up(reason)
         if points:
