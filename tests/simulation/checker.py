@@ -241,7 +241,9 @@ class Checker:
             moment_s = POWER_MOMENT_S if client.lost_power else KILL_MOMENT_S
             old_s = client.process.died_s - moment_s
             late = [v for v in mine if v not in self.stored and self._book.logged_s[v] < old_s]
-            if late:
+            # What a rollback has just queued again is in memory only for a moment, however old.
+            is_again = self._rolled_back and len(late) <= statistics.in_flight
+            if late and not is_again:
                 ages = [round(client.process.died_s - self._book.logged_s[v], 3) for v in late[:5]]
                 text = f"{client.name}: {len(late)} of {len(mine)}, ages {ages} s; {statistics}"
                 self.findings.add("old and gone", text)
