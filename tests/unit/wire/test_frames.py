@@ -115,7 +115,7 @@ def test_a_digest_that_is_no_64_bit_number_is_refused(digest):
 
 
 def test_any_flipped_bit_is_noticed():
-    """Of every byte, values included: what is damaged is refused, never decoded to other numbers."""
+    """Of every byte, values included: what is damaged is refused, never read as other numbers."""
     frame = bytearray(encode_batch(BATCH))
     for at in range(len(frame)):
         frame[at] ^= 0x10
