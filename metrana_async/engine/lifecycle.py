@@ -225,6 +225,35 @@ def give_back_signals() -> None:
     wakeup.give_back()
 
 
+# The masks of threads that are forking, by thread.
+_held_masks: dict[int, set[signal.Signals | int]] = {}
+
+
+def _hold_signals() -> None:
+    """Before a fork: a signal for the child waits until it can be handled there.
+
+    CPython forgets in the child what came before its hooks have run. By default such a signal
+    would end the child; a handler of ours must not save it.
+    """
+    if any(signal.getsignal(number) is _on_signal for number in SIGNALS):
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        _held_masks[threading.get_ident()] = mask
+
+
+def _release_signals() -> None:
+    """After a fork, on both sides."""
+    mask = _held_masks.pop(threading.get_ident(), None)
+    if mask is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+if hasattr(os, "register_at_fork"):
+    # In the child behind the hooks of the engine: the handler finds no engine then.
+    os.register_at_fork(
+        before=_hold_signals, after_in_parent=_release_signals, after_in_child=_release_signals
+    )
+
+
 def _on_wakeup(number: int) -> None:
     """A signal that may end the program has come, whoever handles it. Engine loop."""
     if number in SIGNALS and _runs is not None:
