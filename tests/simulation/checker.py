@@ -272,7 +272,8 @@ class Checker:
         declared = Counter(client.statistics.losses)
         del declared["drop_new"]
         # What a rollback has queued again is in memory, and dies with a process without a spool.
-        again = client.statistics.in_flight if self._rolled_back else 0
+        is_gone = self._rolled_back and client.fate == "killed" and not client.habits.spools
+        again = client.statistics.in_flight if is_gone else 0
         if len(missing) > declared.total() + again:
             text = f"{client.name}: {len(missing)} flushed and gone, {dict(declared)} declared"
             self.findings.add("flush lied", text)
