@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 
 from hypothesis import HealthCheck, settings
@@ -20,3 +21,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.ge
 
 # What tests leave (spools, stores of default places) goes where nobody's own runs are.
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="metrana-tests-")
+
+# A suite that was started in the background inherits an ignored Ctrl-C, and its programs with it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
