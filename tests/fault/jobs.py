@@ -230,4 +230,4 @@ def until(fact: Callable[[], bool], what: str) -> None:
     deadline_s = time.monotonic() + _PATIENCE_S
     while not fact():
         assert time.monotonic() < deadline_s, f"not within {_PATIENCE_S:g} s: {what}"
-        time.sleep(_LOOK_S)
+        time.sleep(_LOOK_S)  # between looks at another process, which can tell us nothing

@@ -154,9 +154,6 @@ class Checker:
             self.findings.add("server ledger", f"{counted} counted, {len(self.stored)} stored")
         declared = {name: n for name, n in counters.items() if n and name.startswith("lost:")}
         usual = {"late", "rejected"} if self.has_poison else {"late"}
-        if self._rolled_back:
-            # A successor's numbers were seeded by the older copy: the late spool meets them.
-            usual.add("superseded")
         unexpected = {n: c for n, c in counters.items() if c and n not in {*declared, *usual}}
         if unexpected:
             self.findings.add("server outcomes", str(unexpected))
@@ -244,9 +241,7 @@ class Checker:
             moment_s = POWER_MOMENT_S if client.lost_power else KILL_MOMENT_S
             old_s = client.process.died_s - moment_s
             late = [v for v in mine if v not in self.stored and self._book.logged_s[v] < old_s]
-            # What a rollback has just queued again is in memory only for a moment, however old.
-            is_again = self._rolled_back and len(late) <= statistics.in_flight
-            if late and not is_again:
+            if late:
                 ages = [round(client.process.died_s - self._book.logged_s[v], 3) for v in late[:5]]
                 text = f"{client.name}: {len(late)} of {len(mine)}, ages {ages} s; {statistics}"
                 self.findings.add("old and gone", text)
@@ -271,10 +266,7 @@ class Checker:
         missing = [v for v in mine if v < client.flushed[-1] and v not in present]
         declared = Counter(client.statistics.losses)
         del declared["drop_new"]
-        # What a rollback has queued again is in memory, and dies with a process without a spool.
-        is_gone = self._rolled_back and client.fate == "killed" and not client.habits.spools
-        again = client.statistics.in_flight if is_gone else 0
-        if len(missing) > declared.total() + again:
+        if len(missing) > declared.total():
             text = f"{client.name}: {len(missing)} flushed and gone, {dict(declared)} declared"
             self.findings.add("flush lied", text)
 
