@@ -22,6 +22,7 @@ from metrana_async.engine.loop_thread import (
     engine,
     on_death,
     on_fork,
+    on_loss,
     running_engine,
     submit_nowhere,
 )
@@ -427,13 +428,20 @@ def _forget_in_child() -> None:
     _opening = None
 
 
+def _refuse_all(failure: MetranaError) -> None:
+    """Nobody is there to send: the next call says so."""
+    for writer in tuple(_present):  # the engine may be at it
+        writer.refuse(failure)
+
+
 def _end_with_engine(failure: MetranaError) -> None:
-    """Nobody sends any more: the next call says so, and what is in memory is counted."""
+    """Nobody sends any more: what is in memory is counted."""
     for writer in _present:
         writer.fail(failure)
     _forget_in_child()
 
 
+on_loss(_refuse_all)
 on_death(_end_with_engine)
 on_fork(_forget_in_child)
 on_fork(abandon)

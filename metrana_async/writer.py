@@ -355,9 +355,13 @@ class Writer:
         self.telling.spool_failed(error, self.spool_directory)
         self._publish()
 
-    def _on_death(self, failure: MetranaError) -> None:
+    def refuse(self, failure: MetranaError) -> None:
+        """Take no call any more. Any thread."""
         self._stop_shortcuts()
         self.inbox.stop(failure)
+
+    def _on_death(self, failure: MetranaError) -> None:
+        self.refuse(failure)
         self._publish()
 
     def fail(self, failure: MetranaError) -> None:

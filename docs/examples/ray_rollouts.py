@@ -64,7 +64,7 @@ def task(step: int) -> None:
 
 
 def main() -> None:
-    ray.init(num_cpus=4, include_dashboard=False)
+    ray.init("local", num_cpus=4, include_dashboard=False)
     run = metrana.init(project_name=PROJECT, run_name=RUN, config={"created_by_pid": os.getpid()})
 
     players = [Player.remote(run) for _ in range(2)]

@@ -43,6 +43,39 @@ _THREAD_NAME: Final = "metrana-engine"
 class _Loop(asyncio.SelectorEventLoop):
     """A loop of our own: the caller's event loop policy is neither used nor changed."""
 
+    def __init__(self, on_lost: Callable[[], None]) -> None:
+        """Make a loop.
+
+        Args:
+            on_lost: called, on the thread that would wake the loop, when it cannot be woken any
+                more because the program has closed its descriptors.
+        """
+        super().__init__()
+        self._on_lost = on_lost
+        self._bell = self._bell_now()
+
+    def _bell_now(self) -> tuple[int, int] | None:
+        """Which file has the number that wakes this loop; None once the loop is closed."""
+        bell: socket.socket | None = self._csock  # type: ignore[attr-defined]
+        if bell is None:
+            return None
+        found = os.fstat(bell.fileno())
+        return found.st_dev, found.st_ino
+
+    def _write_to_self(self) -> None:
+        """Wake the loop, but never by a byte into a file that the program has opened since.
+
+        asyncio passes over a failure here: the caller would not learn that nobody takes any more.
+        """
+        try:
+            is_ours = self._bell_now() in (None, self._bell)
+        except OSError:
+            is_ours = False
+        if is_ours:
+            super()._write_to_self()  # type: ignore[misc]
+        else:
+            self._on_lost()
+
     async def getaddrinfo(
         self,
         host: bytes | str | None,
@@ -79,14 +112,14 @@ class LoopThread:
         self._context = contextvars.Context()
         # Whoever waits for these must not wait for ever when the loop dies.
         self._pending: set[concurrent.futures.Future[Any]] = set()
-        self._is_broken = False
+        self._failure: InternalError | None = None
         self._thread = threading.Thread(target=self._run, name=_THREAD_NAME, daemon=True)
         self._thread.start()
         if not self._ready.wait(_START_TIMEOUT_S):
             raise InternalError(f"the engine thread did not start within {_START_TIMEOUT_S} s")
 
     def _run(self) -> None:
-        loop = _Loop()
+        loop = _Loop(self._lose_descriptors)
         self._loop = loop
         loop.call_soon(self._ready.set)
         try:
@@ -97,23 +130,34 @@ class LoopThread:
             loop.close()
             self._release_waiters()
 
+    def _lose_descriptors(self, error: OSError | None = None) -> None:
+        """Take nothing more: the program has closed our descriptors. Any thread; idempotent."""
+        if self._failure is None:
+            cause = f" ({error})" if error is not None else ""
+            self._failure = InternalError(
+                f"the program has closed this library's file descriptors{cause}"
+            )
+        self._release_waiters()
+        for callback in _loss_callbacks:
+            callback(self._failure)
+
     def _keep_everything(self, error: OSError) -> None:
-        """Never return: the program has closed our descriptors, and may use their numbers itself.
+        """Never return: the program may use the numbers of our descriptors itself by now.
 
         Whatever would free what this thread holds would close those.
         """
-        self._is_broken = True
-        self._release_waiters()
-        failure = InternalError(f"the program has closed this library's file descriptors ({error})")
+        self._lose_descriptors(error)
+        assert self._failure is not None
         for callback in _death_callbacks:
-            callback(failure)
+            callback(self._failure)
         while True:
             threading.Event().wait()
 
     def _release_waiters(self) -> None:
+        failure = self._failure or InternalError("the engine thread has ended")
         for future in list(self._pending):
             with contextlib.suppress(concurrent.futures.InvalidStateError):
-                future.set_exception(InternalError("the engine thread has ended"))
+                future.set_exception(failure)
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -129,7 +173,7 @@ class LoopThread:
     @property
     def is_alive(self) -> bool:
         """True while the loop runs."""
-        is_over = self._is_broken or self.loop.is_closed()
+        is_over = self._failure is not None or self.loop.is_closed()
         return self._thread.is_alive() and not is_over
 
     def submit(
@@ -143,18 +187,18 @@ class LoopThread:
         if self.is_own_thread:
             raise InternalError("the engine thread may not wait for itself")
         if not self.is_alive:
-            raise InternalError("the engine thread has ended")
+            raise self._failure or InternalError("the engine thread has ended")
         empty = contextvars.Context()
         future = empty.run(asyncio.run_coroutine_threadsafe, work(), self.loop)
         self._pending.add(future)
         future.add_done_callback(self._pending.discard)
-        if self._is_broken or self.loop.is_closed():
+        if self._failure is not None or self.loop.is_closed():
             self._release_waiters()
         return future
 
     def call_soon(self, callback: Callable[[], object]) -> None:
         """Have the loop call `callback`; silently nothing once the loop is closed."""
-        if self._is_broken:
+        if self._failure is not None:
             return  # To wake it is to write to a descriptor.
         try:
             self.loop.call_soon_threadsafe(callback, context=self._context)
@@ -167,6 +211,7 @@ class LoopThread:
 _engine: LoopThread | None = None
 _engine_lock = threading.Lock()
 _fork_callbacks: list[Callable[[], None]] = []
+_loss_callbacks: list[Callable[[InternalError], None]] = []
 _death_callbacks: list[Callable[[InternalError], None]] = []
 
 
@@ -206,6 +251,11 @@ def running_engine() -> LoopThread | None:
 def on_fork(callback: Callable[[], None]) -> None:
     """Have `callback` called in every forked child, before it runs anything else."""
     _fork_callbacks.append(callback)
+
+
+def on_loss(callback: Callable[[InternalError], None]) -> None:
+    """Have `callback` called, on any thread, when it shows that the engine cannot be reached."""
+    _loss_callbacks.append(callback)
 
 
 def on_death(callback: Callable[[InternalError], None]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 import os
 import signal
@@ -10,8 +11,9 @@ import threading
 
 import pytest
 
-from metrana_async.engine import wakeup
-from metrana_async.engine.loop_thread import engine
+from metrana_async.engine import loop_thread, wakeup
+from metrana_async.engine.loop_thread import LoopThread, engine
+from metrana_async.errors import InternalError
 
 _kind = contextvars.ContextVar("_kind", default="nobody's")
 
@@ -76,3 +78,34 @@ def test_a_descriptor_that_is_taken_is_left_alone(descriptor):
     assert signal.set_wakeup_fd(-1) == writing
     os.close(reading)
     os.close(writing)
+
+
+def test_a_loop_that_cannot_be_woken_is_missed_at_once(tmp_path, monkeypatch):
+    """Its number is a file of the program's by now: nothing is written there, and callers know."""
+    losses = []
+    monkeypatch.setattr(loop_thread, "_loss_callbacks", [losses.append])
+    thread = LoopThread()
+    bell = thread.loop._csock.fileno()  # what the program closes without knowing
+    ours = os.dup(bell)
+    taken = os.open(tmp_path / "own", os.O_RDWR | os.O_CREAT)
+
+    async def work():
+        return 1
+
+    try:
+        waiting = thread.submit(lambda: asyncio.sleep(60))
+        os.dup2(taken, bell)
+        assert thread.is_alive  # nobody has needed the loop yet
+        thread.call_soon(lambda: None)
+        assert not thread.is_alive
+        assert [str(loss) for loss in losses] == [
+            "the program has closed this library's file descriptors"
+        ]
+        for refused in (lambda: thread.submit(work), lambda: waiting.result(10)):
+            with pytest.raises(InternalError, match="file descriptors"):
+                refused()
+        assert os.fstat(taken).st_size == 0
+    finally:
+        os.dup2(ours, bell)
+        os.close(ours)
+        os.close(taken)
