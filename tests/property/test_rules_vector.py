@@ -67,7 +67,7 @@ def test_vector_and_loop_agree(monkeypatch, mode) -> None:
                     writer,
                     view,
                     taken_steps=lambda *_: np.empty(0, np.int64),
-                    cold_unit=lambda *_: None,
+                    cold_units=lambda *_: (),
                 )
                 s = verdict.stored
                 columns = (s.source, s.offset, s.count, s.generation, s.step)

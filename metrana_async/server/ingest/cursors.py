@@ -6,7 +6,7 @@ restarted server judges exactly as the one before would have.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -23,7 +23,13 @@ from metrana_async.server.ingest.rules.unit_table import MODE_CODES, Segments
 from metrana_async.server.ingest.rules.units import Others, Unit
 from metrana_async.server.ingest.rules.verdict import Writers
 from metrana_async.server.ingest.windows import WINDOW_STEPS, AxisKey, VisibleWindows
-from metrana_async.server.store.base import AcceptedPoints, AcceptedSegments, Commit, PointStore
+from metrana_async.server.store.base import (
+    AcceptedPoints,
+    AcceptedSegments,
+    Commit,
+    PointStore,
+    StoredEnvSteps,
+)
 from metrana_async.wire.model import Family, Int64Array
 
 OLDER_UNITS_KEPT: Final = 16_384
@@ -34,6 +40,8 @@ _ONE_BY_ONE_COUNT: Final = 64
 _LOOKUP_GAP: Final = 4096
 _LOOKUP_STEPS_MAX: Final = 1 << 16
 _LOOKUPS_MAX: Final = 16
+_UNITS_READ: Final = 1024
+"""Trimmed episodes of one look-up: it bounds the memory, not the result."""
 
 
 @dataclass(slots=True)
@@ -268,20 +276,30 @@ class RunCursors:
             found.append(np.repeat(first, count) + within)
         return np.concatenate(found)
 
-    def cold_unit(self, index: int, env: int, episode: int) -> tuple[Unit, Others] | None:
-        """Rebuild a trimmed unit from its stored points."""
-        points = self._store.read_env_steps(
-            self._run.series[index].series_no, env_nos=[env], episode_range=(episode, episode)
-        )
-        mode = _MODE_OF_CODE[int(self.env_steps[index].table.mode[env])]
-        return rebuild_unit(
-            (env, episode),
-            mode=mode,
-            generation=points.generation,
-            rl_step=points.rl_step,
-            step=points.step,
-            writer_no=points.writer_no,
-        )
+    def cold_units(
+        self, index: int, envs: Int64Array, episodes: Int64Array
+    ) -> Iterator[tuple[Unit, Others]]:
+        """Rebuild trimmed units, distinct (env, episode) pairs, from their stored points."""
+        series_no, modes = self._run.series[index].series_no, self.env_steps[index].table.mode
+        for at in range(0, len(envs), _UNITS_READ):
+            some_envs, some = envs[at : at + _UNITS_READ], episodes[at : at + _UNITS_READ]
+            points = self._store.read_env_steps(
+                series_no,
+                env_nos=np.unique(some_envs).tolist(),
+                episodes=np.unique(some).tolist(),
+            )
+            asked = set(zip(some_envs.tolist(), some.tolist(), strict=True))
+            for (env, episode), rows in _rows_by_unit(points, asked):
+                rebuilt = rebuild_unit(
+                    (env, episode),
+                    mode=_MODE_OF_CODE[int(modes[env])],
+                    generation=points.generation[rows],
+                    rl_step=points.rl_step[rows],
+                    step=points.step[rows],
+                    writer_no=points.writer_no[rows],
+                )
+                if rebuilt is not None:
+                    yield rebuilt
 
     # --- upkeep ------------------------------------------------------------------------------
     def trim(self, units_kept: int) -> None:
@@ -305,6 +323,20 @@ class RunCursors:
         if family is Family.ENV_STEP:
             return dumps.dump_units(self.env_steps[index].table)
         raise InternalError(f"family {family} has no cursors")
+
+
+def _rows_by_unit(
+    points: StoredEnvSteps, asked: set[tuple[int, int]]
+) -> Iterator[tuple[tuple[int, int], Int64Array]]:
+    """The rows of each (env, episode) that was asked for and has some, in arrival order."""
+    if not len(points):
+        return
+    order = np.lexsort((points.episode, points.env_no)).astype(np.int64, copy=False)
+    env, episode = points.env_no[order], points.episode[order]
+    for rows in np.split(order, np.flatnonzero(np.diff(env) | np.diff(episode)) + 1):
+        unit = int(points.env_no[rows[0]]), int(points.episode[rows[0]])
+        if unit in asked:
+            yield unit, rows
 
 
 def _ranges(steps: Int64Array) -> list[tuple[int, int]]:

@@ -330,7 +330,7 @@ class BatchJudge:
             self.writer,
             self.writers,
             taken_steps=taken_steps,
-            cold_unit=lambda env, episode: self.cursors.cold_unit(index, env, episode),
+            cold_units=lambda env, episode: self.cursors.cold_units(index, env, episode),
         )
         run_cuts = [
             CutRow(

@@ -352,10 +352,11 @@ class PointStore(Protocol):
         env_nos: Sequence[int] | None = None,
         episode_range: tuple[int, int] | None = None,
         rl_step_range: tuple[int, int] | None = None,
+        episodes: Sequence[int] | None = None,
     ) -> StoredEnvSteps:
         """Stored points of an ENV_STEP series, every generation; only the points asked for.
 
-        Ranges are inclusive.
+        Ranges are inclusive. `episodes` are these and no others; it goes without `episode_range`.
         """
         ...
 

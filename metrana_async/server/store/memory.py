@@ -229,6 +229,7 @@ class MemoryStore:
         env_nos: Sequence[int] | None = None,
         episode_range: tuple[int, int] | None = None,
         rl_step_range: tuple[int, int] | None = None,
+        episodes: Sequence[int] | None = None,
     ) -> StoredEnvSteps:
         """See PointStore."""
         with self._lock:
@@ -242,6 +243,8 @@ class MemoryStore:
                 keep &= np.isin(points.env_no, np.asarray(env_nos, dtype=np.int64))
             if episode_range is not None:
                 keep &= (points.episode >= episode_range[0]) & (points.episode <= episode_range[1])
+            if episodes is not None:
+                keep &= np.isin(points.episode, np.asarray(episodes, dtype=np.int64))
             if rl_step_range is not None:
                 keep &= (points.rl_step >= rl_step_range[0]) & (points.rl_step <= rl_step_range[1])
             names = StoredEnvSteps.__dataclass_fields__

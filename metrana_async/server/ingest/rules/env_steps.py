@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from metrana_async.server.ingest.rules.plain import PlainPass
-from metrana_async.server.ingest.rules.unit_table import MODE_CODES, ColdUnit, Segments, UnitTable
+from metrana_async.server.ingest.rules.unit_table import MODE_CODES, ColdUnits, Segments, UnitTable
 from metrana_async.server.ingest.rules.units import (
     Piece,
     Segment,
@@ -67,12 +67,12 @@ class EnvCursors:
         writers: Writers,
         *,
         taken_steps: TakenSteps,
-        cold_unit: ColdUnit,
+        cold_units: ColdUnits,
     ) -> SegmentsVerdict:
         """Judge and absorb the segments of one table.
 
-        `taken_steps` is asked only for late explicit segments, `cold_unit` only for episodes at
-        or below `cold_episode`.
+        `taken_steps` is asked only for late explicit segments, `cold_units` only for episodes
+        at or below `cold_episode`, once.
         """
         verdict = SegmentsVerdict()
         rows = self._pin(segments, writer, verdict)
@@ -82,7 +82,7 @@ class EnvCursors:
             writer,
             writers,
             taken_steps=taken_steps,
-            cold_unit=cold_unit,
+            cold_units=cold_units,
             verdict=verdict,
         )
         if rows is not None:
@@ -115,7 +115,7 @@ class EnvCursors:
         writers: Writers,
         *,
         taken_steps: TakenSteps,
-        cold_unit: ColdUnit,
+        cold_units: ColdUnits,
         verdict: SegmentsVerdict,
     ) -> StoredSegments:
         k = len(segments)
@@ -158,9 +158,11 @@ class EnvCursors:
         judge = SegmentJudge(segments.mode, writer, writers, taken_so_far, verdict)
         is_explicit = segments.mode is StepMode.EXPLICIT
         # Exceptional segments, or so few that a loop is the faster way (see the module text).
-        for source in np.flatnonzero(is_rest).tolist():
+        rest = np.flatnonzero(is_rest)
+        self.table.warm(segments.env[rest], segments.episode[rest], cold_units)
+        for source in rest.tolist():
             segment = self._segment(segments, source)
-            row, unit, others = self.table.find(segment.env, segment.episode, cold_unit)
+            row, unit, others = self.table.find(segment.env, segment.episode)
             for piece in judge.judge(unit, others, segment):
                 unit = absorb(unit, others, writer, segment, piece, is_explicit=is_explicit)
                 row = self.table.keep(row, unit, others, segment)
@@ -207,15 +209,10 @@ class EnvCursors:
             if self.table.is_cold(segment.env, segment.episode):
                 self.table.note_rl_step(segment.env, segment.rl_step)
                 continue
-            row, unit, others = self.table.find(segment.env, segment.episode, _nothing_cold)
+            row, unit, others = self.table.find(segment.env, segment.episode)
             piece = Piece(0, segment.length, int(generation[source]), int(step[source]))
             unit = absorb(unit, others, writer, segment, piece, is_explicit=is_explicit)
             self.table.keep(row, unit, others, segment)
-
-
-def _nothing_cold(env: int, episode: int) -> None:
-    """Stand in where no trimmed unit can be asked for."""
-    raise AssertionError(f"unit ({env}, {episode}) is cold")
 
 
 def _merge_parts(

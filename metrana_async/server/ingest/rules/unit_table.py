@@ -6,7 +6,7 @@ by `trim`; what was trimmed is rebuilt from the store when it is needed again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -53,8 +53,8 @@ class Segments:
         return Segments(self.mode, *(column[rows] for column in columns))
 
 
-ColdUnit = Callable[[int, int], "tuple[Unit, Others] | None"]
-"""(env, episode) -> the state of a unit that was trimmed, rebuilt from the store."""
+ColdUnits = Callable[[Int64Array, Int64Array], "Iterable[tuple[Unit, Others]]"]
+"""Distinct (env, episode) pairs -> the states of those that the store holds, rebuilt from it."""
 
 
 @dataclass(slots=True)
@@ -102,21 +102,36 @@ class UnitTable:
         fresh = np.arange(first, self.rows_used, dtype=np.int64)
         return np.concatenate([np.array(taken, np.int64), fresh]) if reused else fresh
 
-    def find(
-        self, env: int, episode: int, cold_unit: ColdUnit
-    ) -> tuple[int | None, Unit | None, Others]:
-        """Row, state and other writers of a unit; (None, None, empty) when it is new."""
+    def warm(self, envs: Int64Array, episodes: Int64Array, cold_units: ColdUnits) -> None:
+        """Bring back those of these units that were trimmed, all of them in one look-up.
+
+        A resumed run returns to thousands of old episodes at once.
+        """
+        is_cold = (episodes <= self.cold_episode[envs]) & (episodes < self.max_episode[envs])
+        if not is_cold.any():
+            return
+        known = self.older_rows
+        asked = dict.fromkeys(
+            zip(envs[is_cold].tolist(), episodes[is_cold].tolist(), strict=True)
+        )  # fmt: skip
+        missing = [key for key in asked if key not in known]
+        if not missing:
+            return
+        pairs = np.array(missing, np.int64)
+        for unit, others in cold_units(pairs[:, 0], pairs[:, 1]):
+            self.keep(None, unit, others, Segment(unit[UNIT_ENV], unit[UNIT_EPISODE], -1, 0, 0))
+
+    def find(self, env: int, episode: int) -> tuple[int | None, Unit | None, Others]:
+        """Row, state and other writers of a unit; (None, None, empty) when it is new.
+
+        Trimmed units are to be warmed before.
+        """
         furthest = int(self.max_episode[env])
         row: int | None = None
         if episode == furthest:
             row = int(self.latest_row[env])
         elif episode < furthest:
             row = self.older_rows.get((env, episode))
-            if row is None and self.is_cold(env, episode):
-                rebuilt = cold_unit(env, episode)
-                if rebuilt is not None:
-                    unit, others = rebuilt
-                    row = self.keep(None, unit, others, Segment(env, episode, -1, 0, 0))
         if row is None:
             return None, None, Others()
         unit = self.units[:, row].tolist()

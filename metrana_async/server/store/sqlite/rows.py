@@ -18,7 +18,8 @@ from metrana_async.server.store.base import AcceptedPoints, AcceptedSegments
 from metrana_async.server.store.sqlite.codec import constant, is_constant
 from metrana_async.wire.model import FloatArray, Int64Array
 
-Selection = npt.NDArray[np.bool_] | npt.NDArray[np.int64] | slice
+BoolArray = npt.NDArray[np.bool_]
+Selection = BoolArray | npt.NDArray[np.int64] | slice
 
 INTEGER_NAMES = ("key", "rl_step", "episode", "step", "generation", "time_ms", "writer_no")
 """The integer columns in the order they are stored."""
@@ -72,29 +73,45 @@ class Rows:
 class Filter:
     """What a reader asks for; None asks for everything. Ranges are inclusive.
 
-    `keys` is sorted and unique.
+    `keys` and `episode_set` are sorted and unique; the set goes without the range `episodes`.
     """
 
     keys: Int64Array | None = None
     rl_steps: tuple[int, int] | None = None
     episodes: tuple[int, int] | None = None
     steps: tuple[int, int] | None = None
+    episode_set: Int64Array | None = None
+
+    @property
+    def asks_for_nothing(self) -> bool:
+        """Whether no row can be wanted."""
+        sets = (self.keys, self.episode_set)
+        return any(wanted is not None and not len(wanted) for wanted in sets)
 
     def ranges(self) -> list[tuple[str, tuple[int, int]]]:
         """Column name and range of those that are limited."""
-        named = (("rl_step", self.rl_steps), ("episode", self.episodes), ("step", self.steps))
+        episodes = self.episodes
+        if self.episode_set is not None:
+            episodes = int(self.episode_set[0]), int(self.episode_set[-1])
+        named = (("rl_step", self.rl_steps), ("episode", episodes), ("step", self.steps))
         return [(name, limits) for name, limits in named if limits is not None]
 
-    def has_key(self, column: Int64Array) -> npt.NDArray[np.bool_]:
+    def has(self, name: str, column: Int64Array, limits: tuple[int, int]) -> BoolArray:
+        """Which elements of a limited column are asked for."""
+        if name == "episode" and self.episode_set is not None:
+            return np.isin(column, self.episode_set)
+        return within(column, limits)
+
+    def has_key(self, column: Int64Array) -> BoolArray:
         """Which of these keys are asked for: bool, the shape of `column`."""
         if self.keys is None:
             return np.ones(len(column), dtype=bool)
-        is_wanted: npt.NDArray[np.bool_]
+        is_wanted: BoolArray
         is_wanted = column == self.keys[0] if len(self.keys) == 1 else np.isin(column, self.keys)
         return is_wanted
 
 
-def within(column: Int64Array, limits: tuple[int, int]) -> npt.NDArray[np.bool_]:
+def within(column: Int64Array, limits: tuple[int, int]) -> BoolArray:
     """Which elements lie in the inclusive range."""
     return (column >= limits[0]) & (column <= limits[1])
 
@@ -169,7 +186,7 @@ def segments_as_rows(
     keep = wanted.has_key(env_no)
     for name, limits in wanted.ranges():
         if name != "step":
-            keep &= within(_concat([getattr(t, name) for t in tables]), limits)
+            keep &= wanted.has(name, _concat([getattr(t, name) for t in tables]), limits)
     chosen = np.flatnonzero(keep)
     if by_key:
         chosen = chosen[np.argsort(env_no[chosen], kind="stable")]

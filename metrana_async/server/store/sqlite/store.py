@@ -264,9 +264,15 @@ class SqliteStore:
         env_nos: Sequence[int] | None = None,
         episode_range: tuple[int, int] | None = None,
         rl_step_range: tuple[int, int] | None = None,
+        episodes: Sequence[int] | None = None,
     ) -> StoredEnvSteps:
         """See PointStore."""
-        wanted = Filter(_sorted_keys(env_nos), rl_steps=rl_step_range, episodes=episode_range)
+        wanted = Filter(
+            _sorted_keys(env_nos),
+            rl_steps=rl_step_range,
+            episodes=episode_range,
+            episode_set=_sorted_keys(episodes),
+        )
         rows = self._read(self._units.find(series_no), wanted)
         return StoredEnvSteps(
             env_no=rows.key,
@@ -281,7 +287,7 @@ class SqliteStore:
 
     def _read(self, unit: Unit | None, wanted: Filter) -> Rows:
         """Rows of a unit, sealed ones first; the tail is taken before the tiles (see above)."""
-        if unit is None:
+        if unit is None or wanted.asks_for_nothing:
             return concat_rows([])
         entries = self._tail.snapshot(unit.unit_no)
         sealed, parts = tile_table.read_tiles(self._readers, unit.unit_no, wanted)

@@ -103,8 +103,6 @@ def _choose(
     keys = wanted.keys
     conditions, values = ["unit_no=?"], [unit_no]
     if keys is not None:
-        if len(keys) == 0:
-            return []
         limited.append(("key", (int(keys[0]), int(keys[-1]))))
         conditions.append("group_no BETWEEN ? AND ?")
         values += [int(keys[0]) // group_size, int(keys[-1]) // group_size]
@@ -112,14 +110,16 @@ def _choose(
         conditions.append(f"{name}_low <= ? AND {name}_high >= ?")
         values += [high, low]
     found: list[Any] = connection.execute(
-        "SELECT tile_no, points_count, key_low, key_high FROM tile INDEXED BY tile_bounds"
+        "SELECT tile_no, points_count, key_low, key_high, episode_low, episode_high"
+        " FROM tile INDEXED BY tile_bounds"
         f" WHERE {' AND '.join(conditions)}",
         values,
     ).fetchall()
-    if keys is not None and len(keys) > 1 and found:
-        bounds = np.array(found, dtype=np.int64)
-        holds = np.searchsorted(keys, bounds[:, 2]) < np.searchsorted(keys, bounds[:, 3], "right")
-        found = [found[i] for i in np.flatnonzero(holds)]
+    for held, at in ((keys, 2), (wanted.episode_set, 4)):
+        if held is not None and len(held) > 1 and found:
+            low, high = np.array([row[at : at + 2] for row in found], dtype=np.int64).T
+            holds = np.searchsorted(held, low) < np.searchsorted(held, high, "right")
+            found = [found[i] for i in np.flatnonzero(holds)]
     return sorted((row[0], row[1]) for row in found)
 
 

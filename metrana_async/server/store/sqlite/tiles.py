@@ -20,7 +20,7 @@ from metrana_async.server.store.sqlite.codec import (
     encode_floats,
     encode_integers,
 )
-from metrana_async.server.store.sqlite.rows import INTEGER_NAMES, Filter, Rows, within
+from metrana_async.server.store.sqlite.rows import INTEGER_NAMES, Filter, Rows
 from metrana_async.wire.model import Int64Array
 
 TILE_POINTS: Final = 32_768
@@ -111,7 +111,7 @@ def decode_tile(points_count: int, integers: bytes, value: bytes, wanted: Filter
             keep = wanted.has_key(decoded["key"])
     for name, limits in wanted.ranges():
         column = decoded[name] = reader.column(INTEGER_NAMES.index(name), low, high)
-        inside = within(column, limits)
+        inside = wanted.has(name, column, limits)
         keep = inside if keep is None else keep & inside
     if keep is not None and not keep.any():
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from metrana_async.server.ingest.service import IngestService
 from metrana_async.wire.model import StepMode
 from tests.unit.server.ingest.helpers import env_steps, segments
 
@@ -177,3 +178,32 @@ def test_worked_case(make_writer, store, case) -> None:
     counters = store.runs()[0].counters
     gone = counters.get("discarded_by_restart", 0)
     assert len(visible) == counters["stored"] - gone
+
+
+def test_a_resumed_run_asks_the_store_once_for_all_its_old_episodes(store, clock, make_writer):
+    """Thousands of episodes that memory had given up are found, and restart, in a few reads."""
+    reads = []
+    read_env_steps = store.read_env_steps
+
+    def counted(*arguments, **asked):
+        reads.append(asked)
+        return read_env_steps(*arguments, **asked)
+
+    store.read_env_steps = counted
+    service = IngestService(store, clock=clock, older_units_kept=0)
+    envs, episodes = 40, 75
+    rows = [
+        (env, episode, 2 * episode, 0, [env + 0.5, episode])
+        for episode in range(episodes)
+        for env in range(envs)
+    ]
+    world = {"service": service, "series": (env_steps(),), "envs": [f"e{n}" for n in range(envs)]}
+    first = make_writer(**world)
+    first.send(segments(rows))
+    first.leave(is_dead=True)
+    second = make_writer(**world)
+    second.send(segments([(env, ep, rl, 0, [9.0]) for env, ep, rl, _, _ in rows]))
+    assert len(reads) <= 4, f"{len(reads)} look-ups"
+    counters = store.runs()[0].counters
+    assert counters["discarded_by_restart"] == 2 * envs * episodes
+    assert len(store.cuts(1)) == envs * episodes

@@ -234,6 +234,9 @@ def assert_same_answers(store: PointStore, oracle: PointStore, world: World) -> 
             {"env_nos": [low, 3, low, 39]},
             {"env_nos": []},
             {"episode_range": (0, 2)},
+            {"episodes": [2, 0, 99]},
+            {"episodes": []},
+            {"env_nos": [low, 3], "episodes": [1, 1]},
             {"rl_step_range": between},
             {"env_nos": [low], "episode_range": (-1, 1), "rl_step_range": (0, 15)},
         ):
