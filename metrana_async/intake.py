@@ -7,12 +7,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from typing import Final
 
 from metrana_async.delivery.outbox import Outbox
 from metrana_async.engine.clock import Clock
 from metrana_async.engine.inbox import Inbox
 from metrana_async.statistics import Ledger, Statistics
 from metrana_async.writers.collect import SeriesWriters
+
+SEALED_ITEMS: Final = 8192
+SEALED_BYTES: Final = 1 << 20
+"""What is sealed at one go. More holds the interpreter for longer than callers bear, and memory."""
 
 
 class Intake:
@@ -42,10 +47,15 @@ class Intake:
         # Points between inbox and lanes: not 0 only when the pump dies on them.
         self._unsealed_points = 0
 
+    @property
+    def has_more(self) -> bool:
+        """Whether the last `seal` left something behind because it was enough for one time."""
+        return self._inbox.is_cut
+
     def seal(self, before_sealing: Callable[[], None]) -> bool:
-        """Seal what waits in the inbox; False when nothing waited."""
+        """Seal what waits in the inbox, up to about a batch; False when nothing waited."""
         before = self._inbox.taken_points
-        items = self._inbox.take()
+        items = self._inbox.take(SEALED_ITEMS, SEALED_BYTES)
         self._unsealed_points = self._inbox.taken_points - before
         self._count_dropped()
         if not items and not self._undeclared:

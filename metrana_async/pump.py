@@ -7,6 +7,7 @@ from typing import Final, Protocol
 
 from metrana_async.delivery.outbox import Outbox
 from metrana_async.engine.inbox import Inbox
+from metrana_async.engine.loop_thread import give_way
 from metrana_async.engine.pulse import Pulse
 from metrana_async.intake import Intake
 
@@ -62,6 +63,10 @@ class Pump:
         while True:
             self._wanted.clear()
             if self._drain():
+                if self._intake.has_more:
+                    give_way()
+                    await asyncio.sleep(0)
+                    continue
                 # While points keep coming nobody has to wake us: look again after a beat.
                 tick_s = TICK_OUT_S if self._writer.is_out() else TICK_S
                 timer = loop.call_later(tick_s, self._wanted.set)
@@ -77,7 +82,7 @@ class Pump:
         return self._outbox.queued_bytes >= OUTBOX_BYTES
 
     def _drain(self) -> bool:
-        """Seal what waits in the inbox; False when nothing waited or the outbox is full."""
+        """Seal a part of what waits; False when nothing waited or the outbox is full."""
         if self._is_full:
             self._writer.shed()
             return False

@@ -27,12 +27,14 @@ SCALAR_BYTES: Final = 160
 """Memory of one scalar item, roughly: a tuple of four with its numbers."""
 
 _WAIT_SLICE_S: Final = 0.25
+_ALL: Final = 1 << 62
 
 
 class Inbox:
     """Items between callers and engine, bounded in points and in bytes.
 
     Attributes:
+        is_cut: True when the last `take` left something behind because it had enough.
         items: scalars and blocks in call order. Append only, except for the engine.
         is_armed: True when the next append must call `wake()`.
         scalars_max: `len(items)` from which a scalar takes the slow path.
@@ -43,6 +45,7 @@ class Inbox:
         "_block_points",
         "_blocks_count",
         "_bytes_max",
+        "_calls",
         "_changed",
         "_failure",
         "_is_hurried",
@@ -51,6 +54,7 @@ class Inbox:
         "_wake",
         "dropped_points",
         "is_armed",
+        "is_cut",
         "items",
         "scalars_max",
         "taken_count",
@@ -75,6 +79,7 @@ class Inbox:
         """
         self.items: deque[Any] = deque(maxlen=0 if discards else None)
         self.is_armed = not discards
+        self.is_cut = False
         self.dropped_points = 0
         self.taken_count = 0
         self.taken_points = 0
@@ -86,6 +91,8 @@ class Inbox:
         self._block_points = 0
         self._block_bytes = 0
         self._blocks_count = 0
+        # (blocks, points, bytes) of each call with blocks, in the order of its blocks in `items`.
+        self._calls: deque[tuple[int, int, int]] = deque()
         self._failure: MetranaError | None = None
         self._is_hurried = False
         self.scalars_max = 0
@@ -138,6 +145,7 @@ class Inbox:
             if self.items.maxlen == 0:
                 return
             self.items.extend(blocks)
+            self._calls.append((len(blocks), points, nbytes))
             self._blocks_count += len(blocks)
             self._block_points += points
             self._block_bytes += nbytes
@@ -193,16 +201,32 @@ class Inbox:
                 return
         raise self._failure
 
-    def take(self) -> list[Any]:
-        """Engine: remove and return everything that is waiting, in call order."""
+    def take(self, items_max: int = _ALL, bytes_max: int = _ALL) -> list[Any]:
+        """Engine: remove and return what is waiting, in call order.
+
+        It has enough at `items_max` items, or when its blocks hold `bytes_max` bytes; the blocks
+        of one call are taken together.
+        """
         taken: list[Any] = []
         pop = self.items.popleft
+        nbytes = points = 0
         with self._lock:
             # A bounded pass: what is appended meanwhile waits for the next one.
-            for _ in range(len(self.items)):
-                taken.append(pop())  # noqa: PERF401 - a comprehension would hide the pops
-            self.taken_points += len(taken) - self._blocks_count + self._block_points
-            self._blocks_count = self._block_points = self._block_bytes = 0
+            waiting = len(self.items)
+            while len(taken) < waiting and len(taken) < items_max and nbytes < bytes_max:
+                if type(self.items[0]) is tuple:
+                    taken.append(pop())
+                    points += 1
+                    continue
+                blocks, call_points, call_bytes = self._calls.popleft()
+                taken += [pop() for _ in range(blocks)]
+                self._blocks_count -= blocks
+                self._block_points -= call_points
+                self._block_bytes -= call_bytes
+                points += call_points
+                nbytes += call_bytes
+            self.is_cut = len(taken) < waiting
+            self.taken_points += points
             self.taken_count += len(taken)
             self._is_hurried = False
             self._update_room()

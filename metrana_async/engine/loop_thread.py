@@ -18,6 +18,7 @@ import importlib
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
 
@@ -38,6 +39,7 @@ _IMPORTED_AHEAD: Final = (
 )
 _START_TIMEOUT_S: Final = 10.0
 _THREAD_NAME: Final = "metrana-engine"
+_WAKE_UP_S: Final = 50e-6
 
 
 class _Loop(asyncio.SelectorEventLoop):
@@ -240,6 +242,15 @@ def submit_nowhere(
         coroutine.close()
         raise InternalError("work that was to wait for nothing waits")
     return future
+
+
+def give_way() -> None:
+    """Let a thread that waits for the interpreter have it: between two stretches of long work.
+
+    Letting go for no time is not enough: whoever waits takes longer to wake up than we to come
+    back. Without this a caller waits for `sys.getswitchinterval()`, 5 ms by default.
+    """
+    time.sleep(_WAKE_UP_S)
 
 
 def running_engine() -> LoopThread | None:

@@ -5,21 +5,18 @@ start at 0 again when the unit is logged under another rl_step. The server turns
 position) into the visible env step. Owned by the engine thread.
 
 The latest unit of each (series, env) lies in arrays, so that a call over thousands of
-environments is a few numpy operations. Units that another episode displaced go to one dict, least
-recently displaced first; it holds at least `units_kept` of them and forgets the oldest in bulk.
-A forgotten unit starts at 0 again, which the server treats as any other opening.
+environments is a few numpy operations. Units that another episode displaced are remembered apart
+(`displaced`). A forgotten one starts at 0 again, which the server treats as any other opening.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable
-from itertools import islice, repeat
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from metrana_async.wire.model import Int64Array
+from metrana_async.writers.displaced import DisplacedUnits
 
 UNITS_KEPT: Final = 100_000
 
@@ -49,14 +46,22 @@ class _LatestUnits:
             grown = np.concatenate([getattr(self, name), np.full(extra, filler, np.int64)])
             setattr(self, name, grown)
 
+    def put(
+        self, env: Int64Array, episode: Int64Array, rl_step: int | Int64Array, following: Int64Array
+    ) -> None:
+        """Make these the latest units of distinct environments."""
+        self.episode[env] = episode
+        self.rl_step[env] = rl_step
+        self.following[env] = following
+        self.highest[env] = np.maximum(self.highest[env], episode)
+
 
 class MinorNumbering:
     """Hands out positions within the rl_step, remembering at least `units_kept` units."""
 
     def __init__(self, units_kept: int = UNITS_KEPT) -> None:
-        self._units_kept = units_kept
         self._latest: dict[int, _LatestUnits] = {}
-        self._displaced: dict[tuple[int, int, int], tuple[int, int]] = {}
+        self._displaced = DisplacedUnits(units_kept)
 
     def starts(
         self, series_no: int, rl_step: int, env: Int64Array, episode: Int64Array, count: Int64Array
@@ -71,64 +76,82 @@ class MinorNumbering:
             episode: int64 [k]; a unit occurs once.
             count: int64 [k], points of each unit.
         """
-        latest = self._latest.setdefault(series_no, _LatestUnits())
-        latest.reserve(int(env.max()) + 1)
-        known = latest.episode[env]
-        is_latest = known == episode
-        start = np.where(is_latest & (latest.rl_step[env] == rl_step), latest.following[env], 0)
-        # Only an episode that is not above all its environment ever had can have been displaced.
-        may_return = ~is_latest & (episode <= latest.highest[env])
-        if may_return.any():
-            where = np.flatnonzero(may_return)
-            start[where] = self._take_back(series_no, rl_step, env[where], episode[where])
+        latest = self._latest_of(series_no, env)
+        start = self._reached(series_no, rl_step, env, episode, latest)
         self._advance(series_no, rl_step, (env, episode, start + count), latest)
         return start
 
     def starts_of_calls(
         self,
         series_no: int,
-        rl_steps: Int64Array,
+        rl_step: Int64Array,
         env: Int64Array,
         episode: Int64Array,
-        counts: Int64Array,
+        count: Int64Array,
     ) -> Int64Array | None:
-        """Take positions for K calls over the same M environments, as `starts` call by call.
+        """Take positions for the segments of several calls, as `starts` call by call.
 
-        Answers None, having taken nothing, where an environment's episode falls or may return:
-        then the calls must be numbered one by one.
+        The segments of one environment lie together, in call order. Answers None, having taken
+        nothing, where an environment's episode falls or may return, or goes on under the same
+        rl_step: then the calls must be numbered one by one.
 
         Args:
             series_no: the series.
-            rl_steps: int64 [K]; each differs from the one before it.
-            env: int64 [M], distinct env_nos.
-            episode: int64 [K, M].
-            counts: int64 [K], points of each environment in each call.
+            rl_step: int64 [k], that of each segment's call.
+            env: int64 [k].
+            episode: int64 [k].
+            count: int64 [k], points of each segment.
 
         Returns:
-            int64 [K, M], the first position of each (call, environment).
+            int64 [k], the first position of each segment.
         """
+        latest = self._latest_of(series_no, env)
+        is_head = np.ones(len(env), dtype=bool)
+        np.not_equal(env[1:], env[:-1], out=is_head[1:])
+        is_next = ~is_head[1:]
+        is_same = is_next & (episode[1:] == episode[:-1])
+        # An episode above all that its environment ever had is new, so it begins at 0.
+        is_new = (episode[1:] > episode[:-1]) & (episode[1:] > latest.highest[env[1:]])
+        is_plain = is_head[1:] | is_new | (is_same & (rl_step[1:] != rl_step[:-1]))
+        if not is_plain.all():
+            return None
+        heads = np.flatnonzero(is_head)
+        start = np.zeros(len(env), dtype=np.int64)
+        # Behind its first segment every unit is new or under another rl_step: all begin at 0.
+        start[heads] = self._reached(series_no, rl_step[heads], env[heads], episode[heads], latest)
+        following = start + count
+        last = np.append(heads[1:], len(env)) - 1
+        self._displace_latest(series_no, env[heads], episode[heads], latest)
+        passed = np.flatnonzero(is_next & ~is_same)
+        if passed.size:
+            self._displaced.add(
+                series_no, env[passed], episode[passed], rl_step[passed], following[passed]
+            )
+        latest.put(env[last], episode[last], rl_step[last], following[last])
+        return start
+
+    def _latest_of(self, series_no: int, env: Int64Array) -> _LatestUnits:
         latest = self._latest.setdefault(series_no, _LatestUnits())
         latest.reserve(int(env.max()) + 1)
-        is_same = episode[1:] == episode[:-1]
-        # An episode above all that its environment ever had is new, so it begins at 0.
-        is_new = (episode[1:] > episode[:-1]) & (episode[1:] > latest.highest[env])
-        if not (is_same | is_new).all():
-            return None
-        start = np.zeros(episode.shape, dtype=np.int64)
-        start[0] = self.starts(
-            series_no, int(rl_steps[0]), env, episode[0], np.full(len(env), counts[0])
-        )
-        # Behind the first call every unit is new or under another rl_step: all begin at 0.
-        following = start + counts[:, None]
-        if not is_same.all():
-            call, at = np.nonzero(~is_same)
-            self._displace(
-                series_no, env[at], episode[call, at], rl_steps[call].tolist(), following[call, at]
-            )
-            latest.highest[env] = np.maximum(latest.highest[env], episode[-1])
-        latest.episode[env] = episode[-1]
-        latest.rl_step[env] = rl_steps[-1]
-        latest.following[env] = following[-1]
+        return latest
+
+    def _reached(
+        self,
+        series_no: int,
+        rl_step: int | Int64Array,
+        env: Int64Array,
+        episode: Int64Array,
+        latest: _LatestUnits,
+    ) -> Int64Array:
+        """The position that each of these units has reached under its rl_step."""
+        is_latest = latest.episode[env] == episode
+        start = np.where(is_latest & (latest.rl_step[env] == rl_step), latest.following[env], 0)
+        # Only an episode that is not above all its environment ever had can have been displaced.
+        where = np.flatnonzero(~is_latest & (episode <= latest.highest[env]))
+        if where.size:
+            known, following = self._displaced.take_back(series_no, env[where], episode[where])
+            wanted = rl_step[where] if isinstance(rl_step, np.ndarray) else rl_step
+            start[where] = np.where(known == wanted, following, 0)
         return start
 
     def _advance(
@@ -144,56 +167,21 @@ class MinorNumbering:
         np.not_equal(env[1:], env[:-1], out=is_last[:-1])
         last = slice(None) if is_last.all() else np.flatnonzero(is_last)
         last_env, last_episode = env[last], episode[last]
-        old = latest.episode[last_env]
-        moved = np.flatnonzero((old != _NO_UNIT) & (old != last_episode))
-        if moved.size:
-            gone = last_env[moved]
-            self._displace(
-                series_no, gone, old[moved], latest.rl_step[gone].tolist(), latest.following[gone]
-            )
+        self._displace_latest(series_no, last_env, last_episode, latest)
         if not is_last.all():
             passed = np.flatnonzero(~is_last)
-            self._displace(
-                series_no, env[passed], episode[passed], repeat(rl_step), following[passed]
-            )
+            self._displaced.add(series_no, env[passed], episode[passed], rl_step, following[passed])
             np.maximum.at(latest.highest, env, episode)
-        else:
-            latest.highest[last_env] = np.maximum(latest.highest[last_env], last_episode)
-        latest.episode[last_env] = last_episode
-        latest.rl_step[last_env] = rl_step
-        latest.following[last_env] = following[last]
+        latest.put(last_env, last_episode, rl_step, following[last])
 
-    def _displace(
-        self,
-        series_no: int,
-        env: Int64Array,
-        episode: Int64Array,
-        rl_steps: Iterable[int],
-        following: Int64Array,
+    def _displace_latest(
+        self, series_no: int, env: Int64Array, episode: Int64Array, latest: _LatestUnits
     ) -> None:
-        # zip, map and update run in C: no Python statement per unit.
-        keys = list(zip(repeat(series_no), env.tolist(), episode.tolist(), strict=False))
-        self._forget(keys)  # so that they come back at the young end
-        self._displaced.update(zip(keys, zip(rl_steps, following.tolist(), strict=False),
-                                   strict=True))  # fmt: skip
-        if len(self._displaced) > 2 * self._units_kept:
-            # In bulk, since a dict's front is slow to walk after single removals.
-            excess = len(self._displaced) - self._units_kept
-            self._forget(list(islice(self._displaced, excess)))
-
-    def _forget(self, keys: list[tuple[int, int, int]]) -> None:
-        _run(map(self._displaced.pop, keys, repeat(None)))
-
-    def _take_back(
-        self, series_no: int, rl_step: int, env: Int64Array, episode: Int64Array
-    ) -> Int64Array:
-        """Positions that displaced units have reached; 0 for the unknown and the moved on."""
-        keys = zip(repeat(series_no), env.tolist(), episode.tolist(), strict=False)
-        found = list(map(self._displaced.pop, keys, repeat((-1, 0))))
-        reached = np.array(found, dtype=np.int64)
-        return np.where(reached[:, 0] == rl_step, reached[:, 1], 0)
-
-
-def _run(calls: Iterable[Any]) -> None:
-    """Exhaust an iterator at C speed."""
-    deque(calls, maxlen=0)
+        """Remember the latest units of environments that go on with another episode."""
+        old = latest.episode[env]
+        moved = np.flatnonzero((old != _NO_UNIT) & (old != episode))
+        if moved.size:
+            gone = env[moved]
+            self._displaced.add(
+                series_no, gone, old[moved], latest.rl_step[gone], latest.following[gone]
+            )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,8 @@ from metrana_async.columns.blocks import GridBlock
 from metrana_async.columns.spans import EpisodeSpans
 from metrana_async.wire.model import NO_EPISODE, FloatArray, Int64Array, StepMode
 from metrana_async.writers.numbering import MinorNumbering
+
+_SHORT_MAX: Final = 1 << 16
 
 
 @dataclass(slots=True)
@@ -66,9 +68,9 @@ class _Cells:
 def cut_segments(blocks: Sequence[GridBlock], numbering: MinorNumbering) -> list[SegmentColumns]:
     """Cut the grids of one series and mode, in call order; each has at least one point.
 
-    Consecutive grids whose rows are one segment each are cut together where they are of one
-    rl_step (a loop that logs one environment a call) or of the same environments (a loop that
-    logs one env step of all): such loops cost little more than whole rollouts.
+    Consecutive grids of the same environments are cut together (rollouts, and loops that log one
+    env step of all), and so are those of one rl_step whose rows are one segment each (a loop that
+    logs one environment a call): such loops cost little more than whole rollouts.
     """
     cut: list[SegmentColumns] = []
     rest_from = at = 0
@@ -86,19 +88,19 @@ def cut_segments(blocks: Sequence[GridBlock], numbering: MinorNumbering) -> list
 
 
 def _end_of_calls(blocks: Sequence[GridBlock], at: int) -> int:
-    """Where the run of plain automatic grids of the same environments ends that starts at `at`.
+    """Where the run of automatic grids of the same environments ends that starts at `at`.
 
     Within the run each grid is of another rl_step than the one before it.
     """
     first, end = blocks[at], at + 1
-    if first.mode is StepMode.EXPLICIT or not _has_plain_rows(first):
+    if first.mode is StepMode.EXPLICIT or _is_grid(first.time_ms):
         return end
     while end < len(blocks):
         block = blocks[end]
         if (
             block.env_nos is not first.env_nos
             or block.rl_step == blocks[end - 1].rl_step
-            or not _has_plain_rows(block)
+            or _is_grid(block.time_ms)
         ):
             break
         end += 1
@@ -107,32 +109,111 @@ def _end_of_calls(blocks: Sequence[GridBlock], at: int) -> int:
 
 def _cut_calls(blocks: Sequence[GridBlock], numbering: MinorNumbering) -> SegmentColumns | None:
     """Cut K grids of the same M environments at once; None where an episode may come back."""
-    env, calls = blocks[0].env_nos, len(blocks)
-    m = len(env)
+    rows = _whole_rows(blocks) if all(map(_has_plain_rows, blocks)) else _cut_rows_of(blocks)
+    env = blocks[0].env_nos[rows.row]
+    columns = (rows.rl_step, env, rows.episode, rows.count)
+    starts = numbering.starts_of_calls(blocks[0].series_no, *map(rows.by_row, columns))
+    if starts is None:
+        return None
+    start = rows.by_call(starts)
+    return SegmentColumns(
+        env,
+        rows.episode,
+        rows.rl_step,
+        start,
+        rows.count,
+        rows.time_ms,
+        np.concatenate(rows.value),
+        None,
+    )
+
+
+@dataclass(slots=True)
+class _Rows:
+    """Segments of several calls over M environments, in call order.
+
+    Attributes:
+        row, episode, rl_step, count, time_ms: int64 [k].
+        value: the values of each call.
+        calls: K where every call has one segment a row (k = K * M), else None.
+    """
+
+    row: Int64Array
+    episode: Int64Array
+    rl_step: Int64Array
+    count: Int64Array
+    time_ms: Int64Array
+    value: list[FloatArray]
+    calls: int | None = None
+    _sorted: Int64Array | None = None
+
+    def by_row(self, column: Int64Array) -> Int64Array:
+        """A column in the order of rows, and of calls within a row."""
+        if self.calls is not None:
+            return column.reshape(self.calls, -1).T.reshape(-1)
+        return column[self._order()]
+
+    def by_call(self, column: Int64Array) -> Int64Array:
+        """The inverse of `by_row`."""
+        if self.calls is not None:
+            return column.reshape(-1, self.calls).T.reshape(-1)
+        ordered = np.empty_like(column)
+        ordered[self._order()] = column
+        return ordered
+
+    def _order(self) -> Int64Array:
+        if self._sorted is None:
+            # Radix sort: stable, and linear where 16 bits are enough.
+            key = self.row.astype(np.uint16) if int(self.row.max()) < _SHORT_MAX else self.row
+            self._sorted = np.argsort(key, kind="stable").astype(np.int64, copy=False)
+        return self._sorted
+
+
+def _whole_rows(blocks: Sequence[GridBlock]) -> _Rows:
+    """Grids whose rows are one segment each."""
+    calls, m = len(blocks), len(blocks[0].env_nos)
 
     def per_call(name: str) -> Int64Array:
-        """[K, M] of an int or [M] column."""
+        """An int or [M] column of every call."""
         columns = [getattr(block, name) for block in blocks]
         if any(isinstance(column, np.ndarray) for column in columns):
-            return np.stack([np.broadcast_to(column, m) for column in columns])
-        return np.repeat(np.array(columns, dtype=np.int64), m).reshape(calls, m)
+            return np.concatenate([np.broadcast_to(column, m) for column in columns])
+        return np.repeat(np.array(columns, dtype=np.int64), m)
 
-    rl_steps = np.array([block.rl_step for block in blocks], dtype=np.int64)
-    counts = np.array([block.value.shape[1] for block in blocks], dtype=np.int64)
     is_episodic = blocks[0].episode is not None
-    episode = per_call("episode") if is_episodic else np.full((calls, m), NO_EPISODE, np.int64)
-    start = numbering.starts_of_calls(blocks[0].series_no, rl_steps, env, episode, counts)
-    if start is None:
-        return None
-    return SegmentColumns(
-        np.tile(env, calls),
-        episode.reshape(-1),
-        np.repeat(rl_steps, m),
-        start.reshape(-1),
-        np.repeat(counts, m),
-        per_call("time_ms").reshape(-1),
-        np.concatenate([block.value.reshape(-1) for block in blocks]),
-        None,
+    return _Rows(
+        np.tile(np.arange(m, dtype=np.int64), calls),
+        per_call("episode") if is_episodic else np.full(calls * m, NO_EPISODE, np.int64),
+        per_call("rl_step"),
+        np.repeat(np.array([block.value.shape[1] for block in blocks], dtype=np.int64), m),
+        per_call("time_ms"),
+        [block.value.reshape(-1) for block in blocks],
+        calls,
+    )
+
+
+def _cut_rows_of(blocks: Sequence[GridBlock]) -> _Rows:
+    """Grids of any kind without a time for each cell."""
+    cells = [_cut(block) for block in blocks]
+    sizes = [len(cut.row) for cut in cells]
+
+    def per_segment(name: str) -> Int64Array:
+        columns = [getattr(block, name) for block in blocks]
+        if all(type(column) is int for column in columns):
+            return np.repeat(np.array(columns, dtype=np.int64), sizes)
+        return np.concatenate(
+            [cut.at_segments(column) for cut, column in zip(cells, columns, strict=True)]
+        )
+
+    k = sum(sizes)
+    is_episodic = blocks[0].episode is not None
+    return _Rows(
+        np.concatenate([cut.row for cut in cells]),
+        per_segment("episode") if is_episodic else np.full(k, NO_EPISODE, np.int64),
+        per_segment("rl_step"),
+        np.concatenate([cut.count for cut in cells]),
+        per_segment("time_ms"),
+        [cut.at_points(block.value) for cut, block in zip(cells, blocks, strict=True)],
     )
 
 
