@@ -27,7 +27,7 @@ class BatchStatus(str, enum.Enum):
     GAP = "gap"
     """`expected` is the next sequence this lane may send."""
     CONFLICT = "conflict"
-    """Other bytes were stored under this sequence: a cloned writer."""
+    """Other bytes were stored under this sequence, or nobody can tell any more: a cloned writer."""
     REJECTED = "rejected"
     """It can never be stored (`reason`), also when it comes again; its sequence is taken, the lane
     goes on behind it."""

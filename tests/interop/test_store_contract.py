@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from metrana_async.errors import NotFoundError
 from metrana_async.server.store.base import (
-    ANSWERS_KEPT,
+    SEQS_KEPT,
     AcceptedPoints,
     AnswerRow,
     AttributeRow,
@@ -119,7 +119,7 @@ def test_answers_are_kept_for_the_newest_sequences_of_a_lane(store: PointStore) 
     store.commit(Commit(answers=[first, other]))
     assert store.run_contents(1).answers == [first, other]
     assert store.run_contents(1, with_series=False).answers == []
-    near, far = AnswerRow(1, 0, ANSWERS_KEPT, None, {}), AnswerRow(1, 0, ANSWERS_KEPT + 1, None, {})
+    near, far = AnswerRow(1, 0, SEQS_KEPT, None, {}), AnswerRow(1, 0, SEQS_KEPT + 1, None, {})
     store.commit(Commit(answers=[near]))
     assert store.run_contents(1).answers == [first, near, other]
     store.commit(Commit(answers=[far]))

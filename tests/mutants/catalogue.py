@@ -279,8 +279,22 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     Mutant(
         "a clone's bytes pass for our own",
         REQUESTS,
-        "if known is not None and _chain_digest(sent) not in (known, UNKNOWN_DIGEST):",
-        "if False:",
+        "elif known is not None and known != digest:",
+        "elif False:",
+        DEDUPE_TESTS,
+    ),
+    Mutant(
+        "a clone far behind passes for a retry",
+        REQUESTS,
+        "elif mark.has_outgrown(frame.seq):",
+        "elif False:",
+        DEDUPE_TESTS,
+    ),
+    Mutant(
+        "a server that was restarted knows no digests",
+        "metrana_async/server/store/sqlite/catalogue.py",
+        "x.recent)",
+        'b"")',
         DEDUPE_TESTS,
     ),
     Mutant(
@@ -294,7 +308,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         "a rejected batch takes no sequence",
         REQUESTS,
         'self.run.count({"rejected": frame.points_count} if frame.points_count else {})\n'
-        "        self._advance(frame)",
+        "        self._advance(mark.followed_by(frame.digest))",
         'self.run.count({"rejected": frame.points_count} if frame.points_count else {})',
         DEDUPE_TESTS,
     ),

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from metrana_async.server.ingest.numbers import Numbers
 from metrana_async.server.ingest.validation import family_codes
 from metrana_async.server.store.base import (
-    ANSWERS_KEPT,
+    SEQS_KEPT,
     AnswerRow,
     AttributeRow,
     Commit,
@@ -36,8 +36,6 @@ from metrana_async.wire.pages import Page, decode_page
 UNRESOLVED: Final = -1
 CONFLICTING: Final = -2
 _DICTIONARIES_KEPT: Final = 256
-# More than one request carries: whatever a retry repeats is known.
-_DIGESTS_KEPT: Final = 2 * limits.REQUEST_BATCHES
 
 AttributeKey = tuple[int | None, int | None, str]
 PinKey = tuple[Family, str, str]
@@ -125,9 +123,6 @@ class RunState:
         self._answers: dict[tuple[int, int], dict[int, AnswerRow]] = {}
         for answer in contents.answers:
             self._keep_answer(answer)
-        # Digests by sequence, newest last: what a cloned writer's retry is told apart by. In memory
-        # only: a server that has just started knows the last one, from the mark.
-        self._digests: dict[tuple[int, int], OrderedDict[int, int]] = {}
         self.attributes: dict[AttributeKey, AttributeRow] = {
             (a.env_no, a.episode, a.path): a for a in contents.attributes
         }
@@ -244,24 +239,12 @@ class RunState:
     def _keep_answer(self, answer: AnswerRow) -> None:
         kept = self._answers.setdefault((answer.writer_no, answer.lane), {})
         kept[answer.seq] = answer
-        for seq in [seq for seq in kept if seq <= answer.seq - ANSWERS_KEPT]:
+        for seq in [seq for seq in kept if seq <= answer.seq - SEQS_KEPT]:
             del kept[seq]
 
     def kept_answer(self, key: tuple[int, int], seq: int) -> AnswerRow | None:
         """What the batch of a (writer, lane) was answered, unless it was simply stored."""
         return self._answers.get(key, {}).get(seq)
-
-    def note_digest(self, key: tuple[int, int], seq: int, digest: int) -> None:
-        """Remember which batch (writer, lane) stored under a sequence, for a while."""
-        digests = self._digests.setdefault(key, OrderedDict())
-        digests[seq] = digest
-        while len(digests) > _DIGESTS_KEPT:
-            digests.popitem(last=False)
-
-    def recent_digest(self, key: tuple[int, int], seq: int) -> int | None:
-        """The digest that was stored under a sequence, or None when that is forgotten."""
-        digests = self._digests.get(key)
-        return None if digests is None else digests.get(seq)
 
 
 def _remember(kept: OrderedDict, key: tuple[str, ...], value: object) -> None:  # type: ignore[type-arg]  # both dictionaries

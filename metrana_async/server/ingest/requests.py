@@ -105,18 +105,30 @@ class RequestJudge:
         key = (self.judge.writer, frame.lane)
         mark = self.changes.lanes.get(key) or self.run.lanes.get(key) or LaneRow(*key, 0, 0)
         if frame.seq <= mark.seq:
-            known = mark.digest if frame.seq == mark.seq else self.run.recent_digest(key, frame.seq)
-            if known is not None and _chain_digest(sent) not in (known, UNKNOWN_DIGEST):
-                return _reply(frame, BatchStatus.CONFLICT, reason="other bytes have this sequence")
-            return self._answer_again(frame, key)
+            return self._reply_to_known(sent, mark)
         if frame.seq > mark.seq + 1:
             return _reply(frame, BatchStatus.GAP, expected=mark.seq + 1)
         if sent.batch is None:
-            return self._reject(frame, sent.reason)
+            return self._reject(frame, mark, sent.reason)
         if sent.batch.prev_digest != mark.digest and not _follows_anything(sent.batch):
             reason = f"the batch before it (seq {mark.seq}) has other bytes here"
             return _reply(frame, BatchStatus.CONFLICT, reason=reason)
-        return self._store_batch(frame, sent.batch, pages)
+        return self._store_batch(frame, sent.batch, mark, pages)
+
+    def _reply_to_known(self, sent: Sent, mark: LaneRow) -> BatchReply:
+        """Answer a sequence that is taken: by this batch, or by a cloned writer's."""
+        frame, digest = sent.frame, _chain_digest(sent)
+        known = mark.digest_at(frame.seq)
+        if digest == UNKNOWN_DIGEST:
+            pass  # A stand-in for nobody knows what contradicts nothing.
+        elif known is not None and known != digest:
+            return _reply(frame, BatchStatus.CONFLICT, reason="other bytes have this sequence")
+        elif mark.has_outgrown(frame.seq):
+            # Nothing says that these bytes are stored: no retry comes from so far behind, but a
+            # clone that was woken later does, and would take "duplicate" for a promise.
+            reason = f"seq {mark.seq} is stored already, too far on for this to be a retry"
+            return _reply(frame, BatchStatus.CONFLICT, reason=reason)
+        return self._answer_again(frame, (mark.writer_no, mark.lane))
 
     def _answer_again(self, frame: Frame, key: tuple[int, int]) -> BatchReply:
         """The answer of the first time: it may not have arrived, and it may have been a refusal."""
@@ -127,12 +139,14 @@ class RequestJudge:
             return _reply(frame, BatchStatus.REJECTED, reason=answer.reason)
         return _reply(frame, BatchStatus.DUPLICATE, counts=answer.counts)
 
-    def _store_batch(self, frame: Frame, batch: Batch, pages: dict[str, Page]) -> BatchReply:
+    def _store_batch(
+        self, frame: Frame, batch: Batch, mark: LaneRow, pages: dict[str, Page]
+    ) -> BatchReply:
         if batch.stands_for and _has_content(batch):
             # Content under a foreign digest could not be told from what it stands for.
-            return self._reject(frame, "a batch with content stands for another")
+            return self._reject(frame, mark, "a batch with content stands for another")
         if max(len(batch.series_pages), len(batch.env_pages)) > limits.PAGES_PER_BATCH:
-            return self._reject(frame, f"more than {limits.PAGES_PER_BATCH} pages of a kind")
+            return self._reject(frame, mark, f"more than {limits.PAGES_PER_BATCH} pages of a kind")
         dictionary = self.run.series_dictionary(batch.series_pages, pages)
         envs = self.run.env_dictionary(batch.env_pages, pages, self.changes)
         missing = [d for found in (dictionary, envs) if isinstance(found, list) for d in found]
@@ -144,20 +158,21 @@ class RequestJudge:
                 check_attribute(update)
             counts = self.judge.judge(batch, dictionary, envs)
         except ProtocolError as error:
-            return self._reject(frame, error.message)
+            return self._reject(frame, mark, error.message)
         for update in batch.attributes:
             apply_attribute(self.run, update, self.changes)
         self.run.count(counts)
         self.run.count({f"lost:{reason}": n for reason, n in batch.lost.items()})
         self._keep_pages((*batch.series_pages, *batch.env_pages), pages)
-        self._advance(frame, batch.stands_for)
+        # Behind a stand-in the chain goes on from what it stands for.
+        self._advance(mark.followed_by(batch.stands_for or frame.digest))
         if counts.keys() - {Outcome.STORED.value}:
             self._note_answer(frame, None, counts)
         return _reply(frame, BatchStatus.STORED, counts=counts)
 
-    def _reject(self, frame: Frame, reason: str) -> BatchReply:
+    def _reject(self, frame: Frame, mark: LaneRow, reason: str) -> BatchReply:
         self.run.count({"rejected": frame.points_count} if frame.points_count else {})
-        self._advance(frame)
+        self._advance(mark.followed_by(frame.digest))
         self._note_answer(frame, reason, {})
         return _reply(frame, BatchStatus.REJECTED, reason=reason)
 
@@ -165,13 +180,9 @@ class RequestJudge:
         answer = AnswerRow(self.judge.writer, frame.lane, frame.seq, reason, dict(counts))
         self.run.note_answer(answer, self.changes)
 
-    def _advance(self, frame: Frame, stands_for: int = 0) -> None:
-        """Move the mark; behind a stand-in the chain goes on from what it stands for."""
-        digest = stands_for or frame.digest
-        row = LaneRow(self.judge.writer, frame.lane, frame.seq, digest)
-        self.run.lanes[row.writer_no, row.lane] = row
-        self.run.note_digest((row.writer_no, row.lane), frame.seq, digest)
-        self.changes.lanes[row.writer_no, row.lane] = row
+    def _advance(self, mark: LaneRow) -> None:
+        key = (mark.writer_no, mark.lane)
+        self.run.lanes[key] = self.changes.lanes[key] = mark
 
     def _keep_pages(self, digests: tuple[str, ...], pages: dict[str, Page]) -> None:
         run_no = self.run.row.run_no

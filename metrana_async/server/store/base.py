@@ -21,8 +21,14 @@ from typing import Any, Final, Protocol
 from metrana_async.wire import limits
 from metrana_async.wire.model import FloatArray, Int64Array, SeriesDef, StepMode
 
-ANSWERS_KEPT: Final = 2 * limits.REQUEST_BATCHES
-"""More than one request carries: whatever a retry repeats is among them."""
+SEQS_KEPT: Final = limits.REQUEST_BATCHES * 3 // 2
+"""Newest sequences of a lane of which digests and answers are kept.
+
+More than one request carries, so that whatever a retry repeats is among them; and so few that a
+lane's row stays on its page of the store.
+"""
+_DIGEST_BYTES: Final = 8
+_RECENT_BYTES: Final = (SEQS_KEPT - 1) * _DIGEST_BYTES
 
 
 @dataclass(slots=True)
@@ -78,12 +84,37 @@ class SeriesRow:
 
 @dataclass(frozen=True, slots=True)
 class LaneRow:
-    """High-water mark of a lane, with the digest of its last frame."""
+    """High-water mark of a lane: its last sequence, and what a cloned writer is told apart by.
+
+    `digest` is of the batch at `seq`; `recent` are those of up to SEQS_KEPT - 1 before it, oldest
+    first, each as 8 bytes, low byte first. A lane of a store older than `recent` begins with none.
+    """
 
     writer_no: int
     lane: int
     seq: int
     digest: int
+    recent: bytes = b""
+
+    def followed_by(self, digest: int) -> LaneRow:
+        """The mark after one more batch."""
+        recent = self.recent
+        if self.seq:
+            recent += self.digest.to_bytes(_DIGEST_BYTES, "little")
+        kept = recent[-_RECENT_BYTES:]
+        return LaneRow(self.writer_no, self.lane, self.seq + 1, digest, kept)
+
+    def digest_at(self, seq: int) -> int | None:
+        """The digest stored under a sequence up to the mark; None when it is not kept."""
+        if seq == self.seq:
+            return self.digest
+        end = len(self.recent) - (self.seq - 1 - seq) * _DIGEST_BYTES
+        kept = self.recent[max(0, end - _DIGEST_BYTES) : max(0, end)]
+        return int.from_bytes(kept, "little") if kept else None
+
+    def has_outgrown(self, seq: int) -> bool:
+        """Whether a sequence is further behind the mark than any retry can be."""
+        return seq <= self.seq - SEQS_KEPT and len(self.recent) == _RECENT_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +122,7 @@ class AnswerRow:
     """What a batch was answered that was not simply stored; it is told again when it comes again.
 
     `reason` is why it was rejected, or None; `counts` what became of its points otherwise. Kept for
-    the newest ANSWERS_KEPT sequences of a lane.
+    the newest SEQS_KEPT sequences of a lane.
     """
 
     writer_no: int

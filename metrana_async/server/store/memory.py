@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from metrana_async.errors import NotFoundError
 from metrana_async.server.store.base import (
-    ANSWERS_KEPT,
+    SEQS_KEPT,
     AcceptedPoints,
     AcceptedSegments,
     AnswerRow,
@@ -83,7 +83,7 @@ class MemoryStore:
             for answer in changes.answers:
                 kept = self._answers.setdefault((answer.writer_no, answer.lane), {})
                 kept[answer.seq] = answer
-                for seq in [seq for seq in kept if seq <= answer.seq - ANSWERS_KEPT]:
+                for seq in [seq for seq in kept if seq <= answer.seq - SEQS_KEPT]:
                     del kept[seq]
             self._pages.update(((run_no, digest), f) for run_no, digest, f in changes.pages)
             for key in changes.attributes_removed:

@@ -15,7 +15,7 @@ import orjson
 
 from metrana_async.errors import NotFoundError
 from metrana_async.server.store.base import (
-    ANSWERS_KEPT,
+    SEQS_KEPT,
     AnswerRow,
     AttributeRow,
     Commit,
@@ -74,8 +74,8 @@ def write_catalogue(
         many("INSERT OR REPLACE INTO env VALUES(?,?,?)", changes.envs)
     if changes.lanes:
         many(
-            "INSERT OR REPLACE INTO lane VALUES(?,?,?,?)",
-            [(x.writer_no, x.lane, x.seq, _signed(x.digest)) for x in changes.lanes],
+            "INSERT OR REPLACE INTO lane VALUES(?,?,?,?,?)",
+            [(x.writer_no, x.lane, x.seq, _signed(x.digest), x.recent) for x in changes.lanes],
         )
     if changes.answers:
         many(
@@ -84,7 +84,7 @@ def write_catalogue(
         )
         many(
             "DELETE FROM answer WHERE writer_no=? AND lane=? AND seq<=?",
-            [(a.writer_no, a.lane, a.seq - ANSWERS_KEPT) for a in changes.answers],
+            [(a.writer_no, a.lane, a.seq - SEQS_KEPT) for a in changes.answers],
         )
     if changes.pages:
         many("INSERT OR REPLACE INTO page VALUES(?,?,?)", changes.pages)
@@ -289,7 +289,8 @@ def read_contents(
             )
         ],
         lanes=[
-            LaneRow(writer, lane, seq, digest % _INT64_SPAN) for writer, lane, seq, digest in lanes
+            LaneRow(writer_no, lane, seq, digest % _INT64_SPAN, recent)
+            for writer_no, lane, seq, digest, recent in lanes
         ],
         attributes=[
             AttributeRow(number, _none_or(env), _none_or(episode), path, orjson.loads(value))

@@ -100,6 +100,10 @@ STEPS: Final[tuple[str, ...]] = (
         writer_no INTEGER, lane INTEGER, seq INTEGER, reason TEXT, counts TEXT NOT NULL,
         PRIMARY KEY(writer_no, lane, seq)) WITHOUT ROWID;
     """,
+    """
+    -- See LaneRow; lanes that are older than this begin with none.
+    ALTER TABLE lane ADD COLUMN recent BLOB NOT NULL DEFAULT x'';
+    """,
 )
 
 

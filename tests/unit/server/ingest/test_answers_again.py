@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from metrana_async.server.store.base import ANSWERS_KEPT
+from metrana_async.server.store.base import SEQS_KEPT
 from metrana_async.wire.acks import BatchStatus
 from tests.unit.server.ingest.conftest import Kept
 from tests.unit.server.ingest.helpers import TestWriter, rows, standard
@@ -49,12 +49,12 @@ def test_points_that_were_not_kept_are_told_again(kept: Kept, is_restarted) -> N
 
 
 def test_answers_are_kept_for_as_many_batches_as_a_retry_can_repeat(kept: Kept) -> None:
-    """Older ones are forgotten, in memory and in the store."""
+    """Older ones are forgotten, in memory and in the store: nobody can say that they are stored."""
     writer = writer_of(kept, 1)
-    sent = [writer.seal(rows([None], [1.0], series=7)) for _ in range(ANSWERS_KEPT + 2)]
+    sent = [writer.seal(rows([None], [1.0], series=7)) for _ in range(SEQS_KEPT + 2)]
     for frame in sent:
         writer.deliver(writer.pages + frame)
     for _ in range(2):
         statuses = [writer.deliver(writer.pages + f).replies[0].status.value for f in sent]
-        assert statuses == ["duplicate"] * 2 + ["rejected"] * ANSWERS_KEPT
+        assert statuses == ["conflict"] * 2 + ["rejected"] * SEQS_KEPT
         kept.restart(writer)

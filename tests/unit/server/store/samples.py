@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from metrana_async.server.store.base import (
+    SEQS_KEPT,
     AcceptedPoints,
     AcceptedSegments,
     AttributeRow,
@@ -175,7 +176,9 @@ class World:
 
     def commit(self, *, scale: int = 1) -> Commit:
         """A random commit; about 60 points times `scale`."""
-        changes = Commit(lanes=[LaneRow(1, 0, int(self.integers(1, 99)[0]), 2**64 - 1)])
+        seq = int(self.integers(1, 99)[0])
+        recent = self.random.bytes(8 * min(seq - 1, SEQS_KEPT - 1)) if seq else b""
+        changes = Commit(lanes=[LaneRow(1, 0, seq, 2**64 - 1, recent)])
         if self.random.random() < 0.7:
             changes.points.append(self.standard_points(20 * scale))
         if self.random.random() < 0.5:

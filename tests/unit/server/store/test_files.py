@@ -11,11 +11,14 @@ import pytest
 
 from metrana_async import locations
 from metrana_async.errors import InitError
-from metrana_async.server.store.base import Commit
+from metrana_async.server.store.base import Commit, LaneRow
 from metrana_async.server.store.sqlite import files
 from metrana_async.server.store.sqlite.schema import STEPS
 from metrana_async.server.store.sqlite.store import SqliteStore
 from tests.unit.server.store.samples import World
+
+RECENT_SINCE = 6
+"""The format that keeps the digests of a lane's recent batches."""
 
 
 def test_the_folder_is_private(tmp_path: Path) -> None:
@@ -63,6 +66,8 @@ def test_a_file_of_an_older_format_becomes_the_newest(tmp_path: Path, version: i
     columns = [row[1] for row in database.execute("PRAGMA table_info(writer)")][:11]
     sql = f"INSERT INTO writer({','.join(columns)}) VALUES({','.join('?' * 11)})"
     database.execute(sql, writer)
+    lane = (1, 0, 7, -1) if version < RECENT_SINCE else (1, 0, 7, -1, b"8 digits")
+    database.execute(f"INSERT INTO lane VALUES({','.join('?' * len(lane))})", lane)
     database.commit()
     database.close()
     store = SqliteStore(tmp_path)
@@ -70,6 +75,10 @@ def test_a_file_of_an_older_format_becomes_the_newest(tmp_path: Path, version: i
     store.commit(Commit(writers=[replace(old, alias="a" * 32)]))
     assert [w.alias for w in store.run_contents(1).writers] == ["a" * 32]
     assert store.find_run("ws", "proj", "old").run_uid == f"{1:032x}"
+    recent = b"" if version < RECENT_SINCE else b"8 digits"
+    assert store.run_contents(1).lanes == [LaneRow(1, 0, 7, 2**64 - 1, recent)]
+    store.commit(Commit(lanes=[LaneRow(1, 0, 8, 5, b"16 digits, or so")]))
+    assert store.run_contents(1).lanes == [LaneRow(1, 0, 8, 5, b"16 digits, or so")]
     store.close()
 
 
