@@ -87,6 +87,8 @@ class GridBlock:
     @property
     def nbytes(self) -> int:
         """Memory the block holds, roughly."""
-        arrays = (self.value, self.episode, self.env_step, self.mask, self.time_ms)
-        kinds = (np.ndarray, EpisodeSpans)
-        return 300 + sum(a.nbytes for a in arrays if isinstance(a, kinds))
+        nbytes = 300 + self.value.nbytes
+        for column in (self.episode, self.env_step, self.mask, self.time_ms):
+            if not (column is None or isinstance(column, int)):
+                nbytes += column.nbytes
+        return nbytes

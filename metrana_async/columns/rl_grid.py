@@ -39,6 +39,7 @@ from metrana_async.wire.model import DEFAULT_ENV, FloatArray, Int64Array, StepMo
 
 _CACHED_ENV_SETS: Final = 64
 _CACHED_SINGLE_ENVS: Final = 1 << 16
+_BOOLS: Final = (bool, np.bool_)  # made once: a union of types is made anew by every look
 
 
 @dataclass(slots=True)
@@ -178,7 +179,8 @@ def grid_columns(
     kept = None if values.mask is None else shape.grid(values.mask)
     count = array.size if kept is None else int(np.count_nonzero(kept))
     steps = None if env_step is None else _broadcast(env_step, "env_step", shape, kept)
-    episodes = _episodes(episode, shape, kept, are_steps_exact=np.ndim(steps) == 2)  # type: ignore[arg-type]  # None has no dimensions
+    are_steps_exact = isinstance(steps, np.ndarray) and steps.ndim == 2
+    episodes = _episodes(episode, shape, kept, are_steps_exact=are_steps_exact)
     times = now_ms if timestamp is None else _broadcast(timestamp, "timestamp", shape, kept)
     if steps is not None and count:
         _check_last_step(steps, episodes, kept, array.shape)
@@ -186,9 +188,9 @@ def grid_columns(
 
 
 def _mode(episode: Any, env_step: Any, *, auto_start_from_one: bool) -> StepMode:
-    if not isinstance(auto_start_from_one, bool | np.bool_):
+    if not isinstance(auto_start_from_one, _BOOLS):
         raise InvalidTypeError(f"auto_start_from_one is {auto_start_from_one!r:.60}, not a bool")
-    if isinstance(episode, bool | np.bool_):
+    if isinstance(episode, _BOOLS):
         raise InvalidTypeError(
             f"episode is the bool {episode}, not an integer", hint="did you mean evaluation=?"
         )

@@ -62,7 +62,7 @@ def episode_spans(episode: AnyArray, what: str) -> EpisodeSpans:
         found = episode[first // steps_count, first % steps_count]
     # A cell out of range begins a run or lies behind its like, so looking at the runs is enough.
     is_bad = found < 0 if found.dtype.kind == "i" else found > STEP_MAX
-    if is_bad.any():
+    if np.count_nonzero(is_bad):
         at = int(np.argmax(is_bad))
         where = position_text(int(first[at]), episode.shape)
         raise InvalidStepError(f"{what}{where} is {found[at]}; it must be in 0..2**63-1")

@@ -58,6 +58,7 @@ _FLOAT64_OVERFLOW: Final = np.ldexp(np.longdouble(1), 1024) - np.ldexp(np.longdo
 _OVERFLOWS: Final = {"float16": 65520.0, "float32": FLOAT32_OVERFLOW}
 _EXACT_INT_MAX: Final = 2**53
 _DTYPES: Final = ("float16", "float32", "float64", "int32", "int64")
+_FLOAT32: Final = np.dtype(np.float32)
 _PYTHON_NUMBERS: Final = frozenset({float, int, bool})
 
 
@@ -110,6 +111,8 @@ def coerce_values(
         if -FLOAT32_OVERFLOW < value < FLOAT32_OVERFLOW or value - value != 0.0:
             return Values(np.array(value, dtype=np.float32))
         return Values(np.array(value), None, (WIDENED_FLOAT32,))
+    if type(value) is np.ndarray and value.dtype == _FLOAT32 and dtype is None and keep is None:
+        return Values(np.array(value, order="C"))
     wanted = None if dtype is None else check_dtype(dtype)
     source = _source(value, what, keep, is_integer=wanted in {"int32", "int64"})
     if keep is not None:

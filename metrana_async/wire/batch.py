@@ -121,10 +121,12 @@ def encode_batch(batch: Batch, *, compress: bool = False) -> bytes:
         description["stands_for"] = batch.stands_for
     head = orjson.dumps(description)
     padding = bytes(-(4 + len(head)) % _ALIGN)
-    body = b"".join([len(head).to_bytes(4, "little"), head, padding, *writer.chunks])
     return encode_frame(
         FRAME_BATCH,
-        body,
+        len(head).to_bytes(4, "little"),
+        head,
+        padding,
+        *writer.chunks,
         seq=batch.seq,
         lane=batch.lane,
         points_count=batch.points_count,

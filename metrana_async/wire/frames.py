@@ -63,27 +63,29 @@ class Frame:
 
 def encode_frame(
     frame_type: int,
-    body: bytes,
-    *,
+    *parts: bytes | memoryview,
     seq: int = 0,
     lane: int = 0,
     points_count: int = 0,
     compress: bool = False,
 ) -> bytes:
-    """Wrap a body; zstd level 1 is kept only where it saves at least an eighth."""
-    raw_len = len(body)
+    """Wrap a body, given in parts; zstd level 1 is kept only where it saves at least an eighth."""
+    raw_len = sum(map(len, parts))
     if raw_len > limits.FRAME_RAW_BYTES:
         raise BatchTooLargeError(f"a body of {raw_len} bytes is over {limits.FRAME_RAW_BYTES}")
     codec = CODEC_PLAIN
     if compress and raw_len >= _COMPRESS_FROM_BYTES:
-        packed = zstandard.ZstdCompressor(level=1).compress(body)
+        packed = zstandard.ZstdCompressor(level=1).compress(b"".join(parts))
         if len(packed) < raw_len - raw_len // 8:
-            body, codec = packed, CODEC_ZSTD
-    if len(body) > limits.FRAME_BODY_BYTES:
-        raise BatchTooLargeError(f"a frame of {len(body)} bytes is over {limits.FRAME_BODY_BYTES}")
-    fields = (MAGIC, VERSION, frame_type, codec, 0, len(body), raw_len, seq, points_count, lane)
-    checksum = crc32c.crc32c(body, crc32c.crc32c(_HEADER.pack(*fields, 0, 0)))
-    return _HEADER.pack(*fields, checksum, 0) + body
+            parts, codec = (packed,), CODEC_ZSTD
+    body_len = sum(map(len, parts))
+    if body_len > limits.FRAME_BODY_BYTES:
+        raise BatchTooLargeError(f"a frame of {body_len} bytes is over {limits.FRAME_BODY_BYTES}")
+    fields = (MAGIC, VERSION, frame_type, codec, 0, body_len, raw_len, seq, points_count, lane)
+    checksum = crc32c.crc32c(_HEADER.pack(*fields, 0, 0))
+    for part in parts:
+        checksum = crc32c.crc32c(part, checksum)
+    return b"".join([_HEADER.pack(*fields, checksum, 0), *parts])
 
 
 def frame_digest(encoded: bytes | memoryview) -> int:
