@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -93,6 +94,9 @@ class Lane:
         # leftovers begin in the middle of a lane.
         self._sealed_total = 0
         self._loaded_total: int | None = 0
+        # Losses that batches declare which are on the disk only, oldest first: totals contain
+        # them, and the ledger has counted them where they happened.
+        self._declared: deque[tuple[int, Mapping[str, int]]] = deque()
         # Committed points and digest of each forgotten batch, sequence 1 first: what a rollback
         # loses, and where the chain goes on. 16 bytes a batch.
         self._forgotten: array[int] = array("q")
@@ -137,6 +141,8 @@ class Lane:
         self.waiting_points += sealed.points_count
         if is_queued:
             self.enqueue(sealed)
+        elif batch.lost:
+            self._declared.append((sealed.seq, batch.lost))
         return sealed
 
     def enqueue(self, sealed: SealedBatch) -> None:
@@ -149,6 +155,8 @@ class Lane:
         self.queue.append(sealed)
         self.queued_bytes += len(sealed.frame)
         self.loaded_seq, self._loaded_total = sealed.seq, sealed.total
+        while self._declared and self._declared[0][0] <= sealed.seq:
+            self._declared.popleft()
 
     def _sealed(self, batch: Batch) -> SealedBatch:
         frame = encode_batch(batch, compress=self._compress)
@@ -207,6 +215,9 @@ class Lane:
     def _put_hole(self, last_seq: int, total: int, digest: int) -> None:
         """Stand-ins for everything from what is loaded to `last_seq`, before which `total` went."""
         points = 0 if self._loaded_total is None else max(0, total - self._loaded_total)
+        # What the missing batches declared is declared again, and was no point of theirs.
+        lost = self._declared_through(last_seq)
+        points = max(0, points - lost.total())
         if last_seq <= self.sealed_seq:
             points = min(points, self.waiting_points)
             self.waiting_points -= points
@@ -214,13 +225,21 @@ class Lane:
         else:
             self._ledger.accepted += points
         self._ledger.lost[DAMAGED] += points
+        lost[DAMAGED] += points
         for seq in range(self.loaded_seq + 1, last_seq + 1):
-            lost = {DAMAGED: points} if points else {}
             stands_for = digest if seq == last_seq else UNKNOWN_DIGEST
-            stand_in = self._stand_in(seq, lost, stands_for or UNKNOWN_DIGEST)
+            stand_in = self._stand_in(seq, dict(+lost), stands_for or UNKNOWN_DIGEST)
             stand_in.total = total
             self._append(stand_in)
-            points = 0
+            lost.clear()
+
+    def _declared_through(self, last_seq: int) -> Counter[str]:
+        """Losses that the batches behind what is loaded declare, up to `last_seq`."""
+        found: Counter[str] = Counter()
+        for seq, lost in self._declared:
+            if seq <= last_seq:
+                found.update(lost)
+        return found
 
     def _stand_in(self, seq: int, lost: dict[str, int], stands_for: int) -> SealedBatch:
         return self._sealed(
@@ -386,6 +405,7 @@ class Lane:
         for sealed in self.queue:
             sealed.is_settled = True
         self.queue.clear()
+        self._declared.clear()
         self.queued_bytes = 0
         self.loaded_seq = self.sealed_seq
         self._loaded_total = self._sealed_total

@@ -12,7 +12,7 @@ through `load` as the queues empty.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
@@ -82,6 +82,8 @@ class Outbox:
         self.fresh: deque[SealedBatch] = deque()
         self.is_spooling = False
         self.is_overflowing = False
+        self.on_queued_again: Callable[[], None] = _nobody_waits
+        """Called when a rollback has put batches into `fresh` again."""
         self.run_uid = run_uid
         self.writer_id = writer_id
         self._batcher = batcher
@@ -378,10 +380,13 @@ class Outbox:
 
     def _refresh(self) -> None:
         """What a rollback has queued again is to be spooled again, oldest first."""
+        if not any(lane.taken_back for lane in self.lanes.values()):
+            return
         for lane in self.lanes.values():
             if self.is_spooling:
                 self.fresh.extendleft(lane.taken_back)
             lane.taken_back.clear()
+        self.on_queued_again()
 
     def _check_marks(self, acked: Mapping[int, int]) -> None:
         """A mark says what the server has, never that something may be deleted.
@@ -439,6 +444,10 @@ class Outbox:
         self.is_overflowing = False
         self._unqueued_bytes = 0
         return points
+
+
+def _nobody_waits() -> None:
+    """Where nothing is spooled."""
 
 
 def _is_readable(body: bytes) -> bool:

@@ -70,7 +70,7 @@ class Spooler:
             on_failure: called with every refusal of the disk.
             write_after_s: age from which an unacknowledged batch is written.
         """
-        outbox.is_spooling = True
+        outbox.is_spooling, outbox.on_queued_again = True, self.wake
         self.spool = spool
         self.failure: OSError | None = None
         self.is_prompt = False

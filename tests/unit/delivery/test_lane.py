@@ -9,7 +9,7 @@ import pytest
 
 from metrana_async.delivery import outbox as outbox_module
 from metrana_async.delivery.batcher import Batcher
-from metrana_async.delivery.lane import ROLLBACK
+from metrana_async.delivery.lane import DAMAGED, ROLLBACK
 from metrana_async.delivery.outbox import RETENTION_S, Outbox, Request
 from metrana_async.errors import BatchTooLargeError, ProtocolError
 from metrana_async.statistics import Ledger
@@ -488,6 +488,23 @@ def test_damaged_batches_are_declared_with_their_exact_number_of_points(seed):
     assert (world.ledger.spooled, world.outbox.is_empty()) == (0, True)
     world.assert_balanced()
     world.seal(2)
+    world.store()
+    world.assert_balanced()
+
+
+def test_what_a_lost_batch_declared_is_declared_again_and_lost_once():
+    """Points that were dropped before sealing are no points of the batch that said so."""
+    world = SpoolWorld(overflowing=(5,))
+    world.ledger.accepted += 96
+    world.ledger.lost["drop_new"] += 96
+    world.outbox.seal({}, {"drop_new": 96}, 0.0)
+    world.seal(7)
+    world.spool()
+    world.load(2)
+    assert world.ledger.lost == {"drop_new": 96, DAMAGED: 5}
+    assert (world.ledger.spooled, world.outbox.waiting_points) == (7, 7)
+    first = decode_batch(decode_frame(world.request().batches[0].frame))
+    assert first.lost == {"drop_new": 96, DAMAGED: 5}
     world.store()
     world.assert_balanced()
 

@@ -105,6 +105,27 @@ async def test_what_waits_is_written_and_then_synced():
 
 
 @pytest.mark.asyncio
+async def test_what_a_rollback_queued_again_is_written_without_being_asked():
+    """Marks come with a heartbeat's answer, too: then nobody else wakes the spooler."""
+    world = Kept()
+    world.seal(3, 4)
+    world.store()
+    world.clock.now_s += 10.0
+    keeping = asyncio.ensure_future(world.spooler.run())
+    await _some_turns()
+    assert world.spooler.spool.nbytes == 0
+    world.outbox.on_marks({0: 1})
+    await _some_turns()
+    keeping.cancel()
+    assert world.spooler.spool.nbytes > 0
+
+
+async def _some_turns() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.asyncio
 async def test_what_a_failed_sync_had_is_written_again():
     """The kernel may have thrown those pages away: only a new file counts."""
     world = Kept()
