@@ -19,11 +19,13 @@ from tests.simulation.client import Client
 
 _CONTIGUOUS = ("automatic", "one", "two")
 
-KILL_MOMENT_S: Final = 0.6
+KILL_MOMENT_S: Final = 0.5
 """What a killed process may have logged last and not handed to the kernel: about 200 ms promised,
-and what a slow disk adds."""
-POWER_MOMENT_S: Final = 1.2
+and what the calls before the write take."""
+POWER_MOMENT_S: Final = 1.1
 """The same when the power goes: about 750 ms promised."""
+DISK_CALLS: Final = 4
+"""Calls of the disk, each as slow as it may be, that come before a batch's own write."""
 
 
 @dataclass
@@ -81,6 +83,10 @@ class Checker:
         have had to be set aside."""
         self.has_poison = False
         """Whether the server refused some batches for good."""
+        self.rolled_back_s = float("-inf")
+        """When the server was put back to an older store for the last time."""
+        self.delivered: dict[str, str] = {}
+        """For each writer whose leftovers were delivered: the server's generation then."""
         self.findings = Findings()
         self.stored: dict[int, Stored] = {}
 
@@ -178,13 +184,22 @@ class Checker:
         if client.fate not in ("closed", "killed"):
             self.findings.add("liveness", f"{client.name} is {client.fate}: {statistics}")
             return
-        if client.generation in self._rolled_back:
-            return  # it ended before it heard of the rollback: nobody is there to send again
+        if self._was_rolled_back(client):
+            return
         if client.fate == "closed":
             self._check_closed(client, mine, there)
         else:
             self._check_killed(client, mine, there)
         self._check_kept(client, mine, there)
+
+    def _was_rolled_back(self, client: Client) -> bool:
+        """Whether nobody is there to send again what a rollback took of this client.
+
+        It ended before it heard of the rollback. Or what it left had been delivered by then: a
+        deliverer keeps what is acknowledged no longer than the writer itself would have.
+        """
+        delivered = [self.delivered.get(writer_id) for writer_id in client.all_writer_ids]
+        return any(name in self._rolled_back for name in (client.generation, *delivered))
 
     def _check_closed(self, client: Client, mine: list[int], there: list[int]) -> None:
         assert client.info is not None
@@ -238,32 +253,59 @@ class Checker:
         is_prompt = client.habits.spools and client.host.is_prompt and not client.was_paused
         is_prompt &= not (self.has_clones or self.has_poison)
         if is_prompt and not client.host.is_tampered:
-            moment_s = POWER_MOMENT_S if client.lost_power else KILL_MOMENT_S
-            old_s = client.process.died_s - moment_s
-            late = [v for v in mine if v not in self.stored and self._book.logged_s[v] < old_s]
-            if late:
-                ages = [round(client.process.died_s - self._book.logged_s[v], 3) for v in late[:5]]
-                text = f"{client.name}: {len(late)} of {len(mine)}, ages {ages} s; {statistics}"
-                self.findings.add("old and gone", text)
+            self._check_old(client, mine)
+
+    def _check_old(self, client: Client, mine: list[int]) -> None:
+        """All but what a dead client logged in its last moments."""
+        statistics, died_s = client.statistics, client.process.died_s
+        moment_s = POWER_MOMENT_S if client.lost_power else KILL_MOMENT_S
+        moment_s += DISK_CALLS * client.host.disk_s
+        late = [
+            v for v in mine if v not in self.stored and self._book.logged_s[v] < died_s - moment_s
+        ]
+        # Old points that a restored server had lost: those beyond the retention were declared,
+        # and the others have as long to get to the disk again as new ones.
+        excused = statistics.lost.get("server_rollback", 0)
+        if died_s - client.queued_again_s < moment_s:
+            excused += statistics.in_flight
+        if len(late) > excused:
+            ages = [round(died_s - self._book.logged_s[v], 3) for v in late[:5]]
+            text = f"{client.name}: {len(late)} of {len(mine)}, ages {ages} s; {statistics}"
+            self.findings.add("old and gone", text)
 
     def _check_holes(self, client: Client, mine: list[int], there: set[int]) -> None:
-        """In every series, the beginning of what it logged."""
+        """In every series, the beginning of what it logged.
+
+        But for what it had to shed while neither the server nor the disk took anything.
+        """
         by_series: dict[tuple[str, str | None], list[int]] = defaultdict(list)
         for value in sorted(mine):
             point = self._book.points[value]
             by_series[point.metric, point.env_id].append(value)
+        holes: dict[tuple[str, str | None], list[int]] = {}
         for key, values in by_series.items():
-            is_there = [value in there for value in values]
-            if sorted(is_there, reverse=True) != is_there:
-                self.findings.add("hole", f"{client.name} {key}: {is_there[:40]}")
+            last = max((v for v in values if v in there), default=0)
+            missing = [v for v in values if v < last and v not in there]
+            if missing:
+                holes[key] = missing
+        shed = client.statistics.lost.get("spool_full", 0)
+        if sum(map(len, holes.values())) > shed:
+            for key, missing in holes.items():
+                self.findings.add("hole", f"{client.name} {key}: {missing[:40]}, {shed} shed")
 
     def _check_kept(self, client: Client, mine: list[int], there: list[int]) -> None:
-        """Whatever a flush said is kept is there at the end, or was declared lost."""
+        """Whatever a flush said is kept is there at the end, or was declared lost.
+
+        A rollback takes that back: what was stored is in the client's memory again, until the
+        disk or the server has it once more. Who is killed before that loses it.
+        """
         is_excused = client.host.is_tampered or self.has_clones or self.has_poison
-        if not client.flushed or is_excused:
+        since_s = self.rolled_back_s if client.fate == "killed" else float("-inf")
+        flushed = [covered for covered, at_s in client.flushed if at_s > since_s]
+        if not flushed or is_excused:
             return
         present = set(there)
-        missing = [v for v in mine if v < client.flushed[-1] and v not in present]
+        missing = [v for v in mine if v < flushed[-1] and v not in present]
         declared = Counter(client.statistics.losses)
         del declared["drop_new"]
         if len(missing) > declared.total():

@@ -14,10 +14,12 @@ from typing import Any, Final
 import numpy as np
 
 from metrana_async import opening
+from metrana_async.delivery.outbox import Outbox
 from metrana_async.engine.clock import SystemClock
 from metrana_async.errors import MetranaError, QueueFullError, WaitTimeoutError
 from metrana_async.front import Front
 from metrana_async.leftovers import ADOPT_EVERY_S, Adoption
+from metrana_async.replay import ReplayReport
 from metrana_async.run import Run
 from metrana_async.settings import Settings
 from metrana_async.statistics import CloseInfo, Statistics
@@ -104,8 +106,10 @@ class Client:
         """"alive", "closed", "killed" or "failed"."""
         self.was_paused = False
         self.lost_power = False
-        self.flushed: list[int] = []
-        """After each flush that returned: the first value not covered by it."""
+        self.flushed: list[tuple[int, float]] = []
+        """After each flush that returned: the first value not covered by it, and when."""
+        self.queued_again_s = float("-inf")
+        """When it last queued again what a restored server had lost."""
         self.problems: list[str] = []
         self._network = network
         self._twin = twin
@@ -170,17 +174,28 @@ class Client:
             clock=SystemClock(),
             spool_place=place,
         )
+        self._watch_rollbacks(self.writer._outbox)
         self.writer.start()
         self.run = Run(Front(self.writer))
         self.note("joined" if reply is not None else "started without a server")
         if self.habits.adopts:
             self.process.spawn(self._adopt(self.host.adoption(self.view, self._hop)))
 
+    def _watch_rollbacks(self, outbox: Outbox) -> None:
+        queued_again = outbox.on_queued_again
+
+        def watched() -> None:
+            self.queued_again_s = self.process.loop.time()
+            queued_again()
+
+        outbox.on_queued_again = watched
+
     async def _adopt(self, adoption: Adoption) -> None:
         transport = self._transport()
         while True:
             for report in await adoption.look(transport):
                 self.note(f"adoption {report.state}")
+                self.on_delivered(report)
             await self._sleep(ADOPT_EVERY_S)
 
     def _transport(self) -> HttpTransport:
@@ -270,12 +285,14 @@ class Client:
         except WaitTimeoutError:
             self.note("flush timed out")
         else:
-            self.flushed.append(covered)
+            self.flushed.append((covered, self.process.loop.time()))
             self.note("flushed", covered)
             self.on_flushed(covered)
 
     on_flushed: Callable[[int], None] = staticmethod(lambda covered: None)
     """Called at the very moment at which a flush returned."""
+    on_delivered: Callable[[ReplayReport], None] = staticmethod(lambda report: None)
+    """Called when it has delivered what a dead process left, or could not."""
 
     def _call(self, metric: str, values: list[int], log: Callable[[], Any]) -> Any:
         """Log, and enter the values unless the policy dropped them."""

@@ -7,6 +7,7 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
+from metrana_async import leftovers
 from metrana_async.engine.clock import SystemClock
 from metrana_async.errors import MetranaError
 from metrana_async.leftovers import Adoption
@@ -98,7 +99,7 @@ class Host:
         async def work() -> list[ReplayReport]:
             replayer = Replayer(view, hop, transport, SystemClock(), 60.0)
             reports = []
-            for directory in layout.writer_directories(view, SPOOL_ROOT):
+            for directory, _ in leftovers._chosen(view, SPOOL_ROOT, (None, None, None)):
                 try:
                     reports.append(await replayer.deliver(directory))
                 except MetranaError as error:

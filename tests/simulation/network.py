@@ -74,6 +74,8 @@ class Network:
         self._blocked: set[tuple[str, str]] = set()
         self._links: list[Link] = []
         self._held: list[Callable[[], None]] = []
+        self.haunted_until_s = scheduler.now_s
+        """When the last copy of a request that is kept somewhere arrives."""
         self._replayable: deque[bytes] = deque(maxlen=_REPLAYS_KEPT)
 
     def note(self, kind: str, *details: object) -> None:
@@ -182,7 +184,9 @@ class Network:
             self._haunt(self.rng.choice(list(self._replayable)), 0.0)
 
     def _haunt(self, request: bytes, delay_s: float) -> None:
-        self.proxy.loop.call_later(delay_s, self._deliver_copy, request)
+        at_s = self.scheduler.now_s + delay_s
+        self.haunted_until_s = max(self.haunted_until_s, at_s)
+        self.proxy.loop.call_at(at_s, self._deliver_copy, request)
 
     def _deliver_copy(self, request: bytes) -> None:
         if not self._listeners:

@@ -19,7 +19,10 @@ ROOT = Path(__file__).parent.parent.parent
 WORLDS = 300
 
 # Seeds that once failed, and stay.
-REGRESSIONS = (45, 215, 381, 430, 1290, 1359, 1550, 2279, 2730)
+REGRESSIONS = (
+    *(45, 215, 381, 430, 1290, 1359, 1550, 1699, 1820, 2279, 2730, 4949, 5698, 6494, 7874),
+    *(8171, 8361, 8731, 9402, 9899),
+)
 
 
 @pytest.mark.fault_row("C5", "C23", "E9")

@@ -21,7 +21,7 @@ from unittest.mock import patch
 from metrana_async import pump
 from metrana_async.delivery import outbox, spooling
 from metrana_async.errors import BatchTooLargeError, ProtocolError
-from metrana_async.replay import DELIVERED
+from metrana_async.replay import DELIVERED, ReplayReport
 from metrana_async.server.ingest import requests, service
 from metrana_async.server.ingest.requests import read_request as requests_read_request
 from metrana_async.server.ingest.validation import check_batch
@@ -85,6 +85,10 @@ class World:
         self.hosts: dict[str, Host] = {}
         self.clients: list[Client] = []
         self.rolled_back: set[str] = set()
+        """The server's generations before its last rollback."""
+        self.rolled_back_s = float("-inf")
+        self.delivered: dict[str, str] = {}
+        """For each writer whose leftovers were delivered: the server's generation then."""
         self.has_clones = self.has_poison = False
         self.findings: list[str] = []
         self.server = ServerHost(self.network, random.Random(f"server {seed}"))
@@ -117,6 +121,7 @@ class World:
         """Compare what is stored with what was logged."""
         checker = Checker(self.server.store, self.book, self.clients, self.rolled_back)
         checker.has_clones, checker.has_poison = self.has_clones, self.has_poison
+        checker.rolled_back_s, checker.delivered = self.rolled_back_s, self.delivered
         self.findings += checker.check()
         self.findings += self.scheduler.problems
 
@@ -189,9 +194,14 @@ class World:
         if self.rng.random() < 0.1:
             client.view.kill_in = self.rng.randrange(1, 60)
         client.on_flushed = lambda covered: self._check_flush(client, covered)
+        client.on_delivered = self._note_delivered
         self.clients.append(client)
         self._tasks.append(client.process.call(client.live()))
         return client
+
+    def _note_delivered(self, report: ReplayReport) -> None:
+        if report.state == DELIVERED:
+            self.delivered[report.writer_id] = self.server.generations[-1]
 
     def _check_flush(self, client: Client, covered: int) -> None:
         """A flush that returned never lies: at this very moment everything before is kept."""
@@ -313,8 +323,11 @@ class World:
         self.note("power cut", host.name)
         here = [c for c in self.clients if c.host is host and c.fate == "alive"]
         for client in here:
-            client.lost_power = True
             client.kill()
+        for client in self.clients:
+            # What a process that was killed before had not synced is gone with the power, too.
+            is_left = client.fate == "killed" and not client.all_writer_ids & {*self.delivered}
+            client.lost_power |= client.host is host and is_left
         host.disk.lose_power()
         if here and self.rng.random() < 0.7:
             await asyncio.sleep(self.rng.uniform(0.0, 5.0))
@@ -392,6 +405,7 @@ class World:
         self.server.kill()
         self.server.restore(self.rng.choice(self._backups))
         self.rolled_back.update(self.server.generations)
+        self.rolled_back_s = self.scheduler.now_s
         await self._restart_server()
 
     # --- the end -------------------------------------------------------------------------------
@@ -427,8 +441,9 @@ class World:
             error = task.exception()
             if error is not None and not isinstance(error, ProcessKilled):
                 self.findings.append(f"a program died: {error!r}")
-        # Until nobody who died counts as live any more.
-        await asyncio.sleep(WRITER_LIVE_S + 10.0)
+        # Until nobody who died counts as live any more; a copy of what it sent is a sign of life.
+        haunted_s = max(0.0, self.network.haunted_until_s - self.scheduler.now_s)
+        await asyncio.sleep(haunted_s + WRITER_LIVE_S + 10.0)
 
     async def _sync(self) -> None:
         """Everybody's leftovers are delivered, wherever they are."""
