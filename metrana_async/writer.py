@@ -375,11 +375,12 @@ class Writer:
 
     async def _renew(self) -> None:
         """Go on as a new incarnation: another process writes under this writer's identity."""
-        if self.spooler is not None:
-            # What is on the disk only carries the old identity; it is sealed anew with the rest.
-            await self.spooler.load_all()
         writer_id = secrets.token_hex(16)
         await self.membership.renew(writer_id)
+        if self.spooler is not None:
+            # What is on the disk only carries the old identity; it is sealed anew with the rest.
+            # The last wait before that, or more could be sealed to the disk only meanwhile.
+            await self.spooler.load_all()
         self.telling.renewed()
         self._outbox.rename(writer_id, self.clock.monotonic_s())
         if self.spooler is not None and self._spool_place is not None:

@@ -1,85 +1,29 @@
-"""Facts about runs from end to end: the real client against the real server in memory."""
+"""What is logged, asked and refused: the real client against the real server in memory."""
 
 from __future__ import annotations
 
 import asyncio
-import copy
 import gc
-import os
 import pickle
 import threading
-import time
 import warnings
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import trio
 
 import metrana_async as metrana
-from metrana_async import current
-from metrana_async.engine.loop_thread import engine
 from metrana_async.errors import (
-    DataLossError,
-    InitError,
     InvalidNameError,
     InvalidStepError,
     InvalidTypeError,
     NotInitializedError,
     PinConflictError,
-    QueueFullError,
-    RunAlreadyExistsError,
     RunClosedError,
-    WaitTimeoutError,
 )
-from metrana_async.server.store.memory import MemoryStore
-from metrana_async.testing import MemoryServer
-from metrana_async.wire.model import Family
+from tests.unit.client.runs import awaited, open_run, values
 
-
-@pytest.fixture(autouse=True)
-def _alone(monkeypatch):
-    for name in list(os.environ):
-        if name.startswith("METRANA_"):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("METRANA_ORCHESTRATION_ID", "")
-    monkeypatch.setattr(current, "_current", None)
-
-
-@pytest.fixture
-def start_server():
-    """Starts servers that live as long as the test."""
-    servers = []
-
-    def start(store: MemoryStore | None = None) -> MemoryServer:
-        servers.append(MemoryServer(store))
-        servers[-1].start()
-        return servers[-1]
-
-    yield start
-    for server in servers:
-        server.stop()
-
-
-@pytest.fixture
-def server(start_server):
-    return start_server()
-
-
-def open_run(server: MemoryServer, **arguments):
-    arguments = {"project_name": "p", "run_name": "r", "quiet": True, **arguments}
-    return metrana.init(transport=server.transport(), **arguments)
-
-
-def values(server: MemoryServer, metric: str) -> dict[int, float]:
-    """Stored points of a standard metric by step, the newest of each."""
-    store = server.store
-    for run in store.runs():
-        for row in store.run_contents(run.run_no).series:
-            if row.definition.metric == metric and row.definition.family is Family.STANDARD:
-                found = store.read_points(row.series_no)
-                return dict(zip(found.step.tolist(), found.value.tolist(), strict=True))
-    return {}
+pytestmark = pytest.mark.usefixtures("alone")
 
 
 @pytest.mark.asyncio
@@ -201,202 +145,6 @@ async def test_questions_are_answered_from_what_was_logged(server):
 
 
 @pytest.mark.asyncio
-async def test_a_resumed_run_goes_on(server):
-    """A new writer is seeded: automatic steps continue after the last stored one."""
-    async with open_run(server) as run:
-        run.log("m", [1.0, 2.0])
-    async with open_run(server, resume_strategy="allow") as run:
-        assert await run.get_last_step("m") == 1
-        run.log("m", 3.0)
-    assert values(server, "m") == {0: 1.0, 1: 2.0, 2: 3.0}
-
-
-@pytest.mark.asyncio
-async def test_a_stranger_is_refused(server):
-    """Under "never" another job does not get into the run."""
-    await (await open_run(server, orchestration_id="one")).close(20)
-    with pytest.raises(RunAlreadyExistsError):
-        await open_run(server, orchestration_id="two")
-
-
-@pytest.mark.asyncio
-async def test_no_server_is_an_init_error(server):
-    """The handshake must succeed in time."""
-    server.is_reachable = False
-    with pytest.raises(InitError, match="0.3 s"):
-        await open_run(server, init_timeout_secs=0.3)
-
-
-@pytest.mark.asyncio
-async def test_an_outage_delays_and_loses_nothing(server):
-    """Flush says honestly that nothing is stored; later everything is, once."""
-    run = await open_run(server)
-    server.is_reachable = False
-    for n in range(50):
-        await run.log("m", float(n))
-    with pytest.raises(WaitTimeoutError, match="50 points"):
-        await run.flush(0.3)
-    assert run.get_metrics().in_flight == 50
-    assert run.get_metrics().is_balanced
-    server.is_reachable = True
-    assert (await run.flush(20)).committed == 50
-    assert values(server, "m") == {n: float(n) for n in range(50)}
-    await run.close(20)
-
-
-@pytest.mark.asyncio
-async def test_close_is_bounded_and_counts_what_it_leaves(server):
-    """Against a server that is gone, close returns in time and says what was lost."""
-    run = await open_run(server)
-    server.is_reachable = False
-    run.log("m", [1.0, 2.0])
-    started = time.monotonic()
-    info = await run.close(0.5)
-    assert time.monotonic() - started < 1.5
-    assert info.statistics.lost == {"closed": 2}
-    assert info.statistics.is_balanced
-    assert not info.is_complete
-    with pytest.raises(RunClosedError):
-        run.log("m", 1.0)
-
-
-@pytest.mark.asyncio
-async def test_all_or_crash_raises_on_a_loss(server):
-    """Who asked for it is told by an exception."""
-    run = await open_run(server, delivery_policy="all_or_crash")
-    server.is_reachable = False
-    run.log("m", 1.0)
-    with pytest.raises(DataLossError) as caught:
-        await run.close(0.4)
-    assert caught.value.lost_points == {"closed": 1}
-
-
-@pytest.mark.asyncio
-async def test_close_twice_is_the_same_close(server):
-    """Closing is idempotent and refuses calls from then on."""
-    run = await open_run(server)
-    run.log("m", 1.0)
-    run.log("m", 2.0)
-    first = await run.close(20)
-    assert (await run.close(20)) == first
-    assert not run.is_initialized()
-    with pytest.raises(RunClosedError):
-        run.log("m", 1.0)
-    with pytest.raises(RunClosedError):
-        await run.flush()
-
-
-@pytest.mark.asyncio
-async def test_an_exception_fails_the_run(server):
-    """The end state tells how the program left."""
-
-    async def program() -> None:
-        async with open_run(server) as run:
-            run.log("m", 1.0)
-            raise ValueError("boom")
-
-    with pytest.raises(ValueError, match="boom"):
-        await program()
-    row = server.store.runs()[0]
-    assert (row.state, row.exception_type) == ("failed", "ValueError")
-
-
-@pytest.mark.asyncio
-async def test_an_interrupt_stops_the_run(server):
-    """A cancelled or interrupted program is stopped, not failed."""
-    with pytest.raises(SystemExit):
-        async with open_run(server):
-            raise SystemExit(3)
-    assert server.store.runs()[0].state == "stopped"
-
-
-@pytest.mark.asyncio
-async def test_shutdown_leaves_the_run_open(server):
-    """shutdown_logger() is for a resume: the run is not over."""
-    run = await open_run(server)
-    run.log("m", 1.0)
-    assert (await run.shutdown_logger(20)).is_complete
-    assert server.store.runs()[0].state == "running"
-
-
-@pytest.mark.asyncio
-async def test_one_writer_per_process_and_run(server):
-    """A second init of the same run shares the writer; the last close ends it."""
-    transport = server.transport()
-    first = await metrana.init(project_name="p", run_name="r", transport=transport, quiet=True)
-    second = await metrana.init(project_name="p", run_name="r", transport=transport, quiet=True)
-    assert first.front.writer is second.front.writer
-    first.log("m", 1.0)
-    assert (await first.close(20)).status == "running"
-    with pytest.raises(RunClosedError):
-        first.log("m", 1.0)
-    second.log("m", 2.0)
-    assert (await second.close(20)).status == "finished"
-    assert len(server.store.run_contents(1).writers) == 1
-    assert values(server, "m") == {0: 1.0, 1: 2.0}
-
-
-@pytest.mark.asyncio
-async def test_raise_policy_refuses_when_full(server):
-    """Under `raise` a full inbox refuses the call and stays whole."""
-    run = await open_run(server, backpressure_strategy="raise", queue_capacity=10)
-    block = hold_engine(run)
-    run.log("m", np.ones(10))
-    with pytest.raises(QueueFullError, match="2 points"):
-        run.log("m", [1.0, 2.0])
-    block.set()
-    assert (await run.close(20)).statistics.committed == 10
-
-
-@pytest.mark.asyncio
-async def test_drop_policy_drops_and_declares(server):
-    """Under `drop_new` the newest points are dropped, counted, and told to the server."""
-    run = await open_run(server, backpressure_strategy="drop_new", queue_capacity=10)
-    block = hold_engine(run)
-    run.log("m", np.ones(10))
-    run.log("m", np.ones(3))
-    block.set()
-    info = await run.close(20)
-    assert info.statistics.lost == {"drop_new": 3}
-    assert info.statistics.accepted == 13
-    assert info.statistics.is_balanced
-    assert server.store.runs()[0].counters["lost:drop_new"] == 3
-
-
-@pytest.mark.asyncio
-async def test_block_policy_waits_and_keeps_everything(server):
-    """Under `block` the await waits for room; un-awaited calls stop at twice the bound."""
-    run = await open_run(server, queue_capacity=10)
-    block = hold_engine(run)
-    run.log("m", np.ones(10))
-    wait = asyncio.ensure_future(_await(run.log("m", np.ones(5))))
-    await asyncio.sleep(0.02)
-    assert not wait.done()
-    with pytest.raises(QueueFullError):
-        run.log("m", np.ones(6))
-    block.set()
-    await asyncio.wait_for(wait, 20)
-    assert (await run.close(20)).statistics.committed == 15
-
-
-async def _await(pending) -> None:
-    await pending
-
-
-def hold_engine(run) -> threading.Event:
-    """Keep the engine thread busy until the event is set, so that the inbox fills."""
-    release, is_held = threading.Event(), threading.Event()
-
-    async def hold() -> None:
-        is_held.set()
-        release.wait(20)
-
-    engine().submit(hold)
-    is_held.wait(20)
-    return release
-
-
-@pytest.mark.asyncio
 async def test_attributes_travel_behind_the_points(server):
     """Configuration, tags and description are applied in call order."""
     async with open_run(server, tags=["first"], config={"lr": 0.1}) as run:
@@ -467,25 +215,6 @@ async def test_many_threads_log_one_run(server):
 
 
 @pytest.mark.asyncio
-async def test_an_engine_death_is_told_by_the_next_call(server):
-    """A dead task stops the intake, and its cause is raised; nothing hangs."""
-    run = await open_run(server)
-    run.log("m", 1.0)
-    await run.flush(20)
-    writer = run.front.writer
-
-    writer._series.collect = lambda items: (_ for _ in ()).throw(KeyError("broken"))
-    run.log("m", 2.0)
-    with pytest.raises(metrana.InternalError, match="pump"):
-        await run.flush(20)
-    with pytest.raises(metrana.InternalError, match="pump"):
-        run.log("m", 3.0)
-    info = await run.close(1)
-    assert not info.is_complete
-    assert info.statistics.is_balanced
-
-
-@pytest.mark.asyncio
 async def test_disabled_validates_and_does_nothing():
     """Every call is checked, none has an effect, no server is needed."""
     async with metrana.init(project_name="p", init_mode="disabled") as run:
@@ -512,72 +241,6 @@ async def test_a_handle_pickles_without_secrets(server):
     await run.close(20)
 
 
-def snapshot(store: MemoryStore) -> MemoryStore:
-    """A backup: what the store holds now, under a new generation."""
-    backup = MemoryStore()
-    for name, kept in vars(store).items():
-        if isinstance(kept, dict):
-            setattr(backup, name, copy.deepcopy(kept))
-    return backup
-
-
-@pytest.mark.fault_row("D9")
-@pytest.mark.asyncio
-async def test_a_server_restored_from_a_backup_gets_everything_again(server, start_server):
-    """What the backup misses is sent again from the retention, once, and in order."""
-    run = await open_run(server)
-    run.log("m", [1.0, 2.0])
-    await run.flush(20)
-    backup = snapshot(server.store)
-    run.log("m", [3.0, 4.0])
-    await run.flush(20)
-    restored = start_server(backup)
-    run.front.writer.membership._transport._server = restored
-    run.log("m", 5.0)
-    statistics = await run.flush(20)
-    assert statistics.committed == 5
-    assert statistics.is_balanced
-    assert values(restored, "m") == {n: n + 1.0 for n in range(5)}
-    await run.close(20)
-
-
-@pytest.mark.fault_row("G10")
-@pytest.mark.asyncio
-async def test_a_cloned_writer_takes_a_new_name_and_loses_nothing(server):
-    """Two processes under one writer identity (a cloned machine): both get their points stored."""
-    original, clone = await open_run(server), await open_run(server)
-    original.log("original", [1.0, 2.0])
-    await original.flush(20)
-    writer = clone.front.writer
-    membership = writer.membership
-    membership.request = replace(membership.request, writer_id=original.front.writer.writer_id)
-    writer._outbox.writer_id = writer._outbox._batcher.writer_id = writer.writer_id
-    clone.log("clone", [3.0, 4.0, 5.0])
-    statistics = await clone.flush(20)
-    assert statistics.committed == 3
-    assert statistics.is_balanced
-    assert writer.writer_id != original.front.writer.writer_id
-    assert values(server, "clone") == {0: 3.0, 1: 4.0, 2: 5.0}
-    original.log("original", 6.0)
-    assert (await original.close(20)).is_complete
-    assert (await clone.close(20)).is_complete
-
-
-@pytest.mark.asyncio
-async def test_a_server_that_has_lost_the_run_gets_all_of_it_again(server, start_server):
-    """Put back to before the run existed: it is made anew, and what is retained is sent again."""
-    run = await open_run(server)
-    run.log("m", [1.0, 2.0])
-    await run.flush(20)
-    empty = start_server()
-    run.front.writer.membership._transport._server = empty
-    run.log("m", 3.0)
-    statistics = await run.flush(20)
-    assert (statistics.committed, statistics.is_balanced) == (3, True)
-    assert values(empty, "m") == {0: 1.0, 1: 2.0, 2: 3.0}
-    assert (await run.close(20)).is_complete
-
-
 def test_trio_logs_and_closes(server):
     """The whole surface works under trio."""
 
@@ -600,7 +263,7 @@ def test_several_event_loops_share_a_run(server):
         return run
 
     run = asyncio.run(first())
-    asyncio.run(_await(run.log("m", 2.0)))
+    asyncio.run(awaited(run.log("m", 2.0)))
     assert asyncio.run(run.close(20)).is_complete
     assert values(server, "m") == {0: 1.0, 1: 2.0}
 
@@ -611,18 +274,6 @@ async def test_a_forgotten_await_of_init_is_named(server):
     opening = open_run(server)
     with pytest.raises(AttributeError, match=r"no 'log': the run is not open yet; write `run ="):
         opening.log("loss", 1.0)
-
-
-@pytest.mark.asyncio
-async def test_a_timeout_that_is_no_number_is_refused_and_closes_nothing(server):
-    """Wrong seconds are named; the run takes calls as before."""
-    async with open_run(server) as run:
-        with pytest.raises(InvalidTypeError, match="timeout_secs is '1', not a number of seconds"):
-            await run.flush("1")
-        with pytest.raises(InvalidTypeError, match="close_timeout is None, not a number"):
-            await run.close(None)
-        await run.log("loss", 1.0)
-        assert (await run.flush(np.float32(20))).committed == 1
 
 
 @pytest.mark.asyncio
