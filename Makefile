@@ -4,10 +4,13 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 LAUNCHERS := .venv-launchers
 HOSTED := .venv-hosted
+PEERS := .venv-peers
+PEER_ENVIRONMENTS := $(patsubst benchmarks/peers/requirements/%.txt,$(PEERS)/%/.installed,\
+	$(wildcard benchmarks/peers/requirements/*.txt))
 
 .DEFAULT_GOAL := help
 .PHONY: help setup fmt lint types layers unit property interop check test test-launchers \
-	test-faults simulation outage mutants pythons cov bench bench-hosted demo serve docs build clean
+	test-faults simulation outage mutants pythons cov bench bench-hosted bench-peers demo serve docs build clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | column -t -s '|'
@@ -94,6 +97,15 @@ $(HOSTED)/.installed: benchmarks/hosted/requirements.txt
 bench-hosted: setup $(HOSTED)/.installed ## side by side with the hosted client, offline (ten minutes)
 	$(BIN)/python -m benchmarks.hosted
 
+# Every peer in an environment of its own: they ask for versions that exclude one another.
+$(PEERS)/%/.installed: benchmarks/peers/requirements/%.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install -q --disable-pip-version-check -r $<
+	@touch $@
+
+bench-peers: setup $(PEER_ENVIRONMENTS) ## side by side with other loggers, every workload (1.7 GB of environments, half an hour)
+	$(BIN)/python -m benchmarks.peers $(ARGS)
+
 demo: setup ## train a small policy, log it both ways, read everything back and compare
 	$(BIN)/python -m docs.examples.demo
 
@@ -104,4 +116,4 @@ build: setup ## build the wheel
 	$(BIN)/python -m build --wheel
 
 clean: ## remove what the targets made
-	rm -rf $(VENV) $(LAUNCHERS) $(HOSTED) .venv-pythons dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*
+	rm -rf $(VENV) $(LAUNCHERS) $(HOSTED) $(PEERS) .venv-pythons dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*
