@@ -142,29 +142,31 @@ async def test_what_a_cloned_writer_logs_while_it_takes_a_new_name_is_stored(
 ):
     """Also what goes to the disk only meanwhile: there it carries the old name."""
     monkeypatch.setattr(spooling, "OVERFLOW_BYTES_LIVE", 1)
+    monkeypatch.setattr(spooling, "LOAD_BELOW_BYTES", 0)
     original, clone = await open_run(server), await open_run(server, disk=tmp_path)
     original.log("original", [1.0, 2.0])
     await original.flush(20)
     writer = clone.front.writer
     pose_as(writer, original.front.writer)
-    renew, overflow = writer.membership.renew, writer.spooler.overflow
-    is_asked, is_overflowing, may_go = threading.Event(), threading.Event(), threading.Event()
+    renew, seal = writer.membership.renew, writer._outbox.seal
+    is_asked, is_on_disk_only, may_go = threading.Event(), threading.Event(), threading.Event()
 
     async def slowly(writer_id: str) -> None:
         is_asked.set()
         await asyncio.to_thread(may_go.wait, 20)
         await renew(writer_id)
 
-    def noticed() -> None:
-        overflow()
-        is_overflowing.set()
+    def noticed(*args) -> None:
+        seal(*args)
+        if writer._outbox.queued_bytes > writer._outbox.loaded_bytes:
+            is_on_disk_only.set()
 
     monkeypatch.setattr(writer.membership, "renew", slowly)
-    monkeypatch.setattr(writer.spooler, "overflow", noticed)
+    monkeypatch.setattr(writer._outbox, "seal", noticed)
     clone.log("clone", [3.0, 4.0, 5.0])
     assert await asyncio.to_thread(is_asked.wait, 20)
     clone.log("clone", [6.0, 7.0])
-    assert await asyncio.to_thread(is_overflowing.wait, 20)
+    assert await asyncio.to_thread(is_on_disk_only.wait, 20)
     may_go.set()
     statistics = await clone.flush(20)
     assert (statistics.committed, statistics.is_balanced) == (5, True)
