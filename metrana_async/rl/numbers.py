@@ -67,17 +67,18 @@ class EpisodeAllocator:
         Raises:
             InvalidStepError: a number would pass 2**63-1; none is taken then.
         """
-        known, step = dict(self._next), self._count
+        known, step = self._next, self._count
+        moved: dict[str, int] = {}
         numbers = []
         for env_id in env_ids:
-            number = known.get(env_id)
-            if number is None:
+            number = moved.get(env_id, known.get(env_id, -1))
+            if number < 0:
                 number = self._first_of(env_id)
             numbers.append(number)
-            known[env_id] = number + step
+            moved[env_id] = number + step
         if numbers and max(numbers) > STEP_MAX:
             raise InvalidStepError("the episode numbers of an environment would pass 2**63-1")
-        self._next = known
+        known.update(moved)
         return np.array(numbers, dtype=np.int64)
 
     def _first_of(self, env_id: str) -> int:
