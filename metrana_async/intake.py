@@ -46,6 +46,8 @@ class Intake:
         self._undeclared: Counter[str] = Counter()
         # Points between inbox and lanes: not 0 only when the pump dies on them.
         self._unsealed_points = 0
+        # Points on the disk that no lane waits for any more: they are left to whoever delivers.
+        self._parted_points = 0
 
     @property
     def has_more(self) -> bool:
@@ -75,13 +77,13 @@ class Intake:
         return points
 
     def give_up(self, reason: str) -> int:
-        """Count what is in memory only as lost: nobody will try any more."""
+        """Count what is in memory only as lost: nobody will try any more. May be repeated."""
         waiting = self._inbox.points_count
         self._inbox.take()
         self._count_dropped()
-        sealed = self._outbox.abandon() - self._ledger.spooled
-        points = waiting + self._unsealed_points + sealed
+        points = waiting + self._unsealed_points + self._outbox.abandon() - self._awaited_spooled
         self._unsealed_points = 0
+        self._parted_points = self._ledger.spooled
         self._ledger.lost.update({reason: points} if points else {})
         return points
 
@@ -92,10 +94,13 @@ class Intake:
     def publish(self) -> Statistics:
         """Make the ledger visible."""
         self._ledger.accepted = self._inbox.taken_points + self._dropped_points
-        sealed = max(self._outbox.waiting_points, self._ledger.spooled)
-        in_flight = sealed + self._unsealed_points - self._ledger.spooled
+        in_flight = self._outbox.waiting_points + self._unsealed_points - self._awaited_spooled
         self.published = self._ledger.snapshot(in_flight=in_flight)
         return self.published
+
+    @property
+    def _awaited_spooled(self) -> int:
+        return self._ledger.spooled - self._parted_points
 
     def _count_dropped(self) -> None:
         dropped = self._inbox.dropped_points - self._dropped_points

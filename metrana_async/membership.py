@@ -34,6 +34,8 @@ from metrana_async.wire.messages import (
 )
 
 REPLY_TIMEOUT_S: Final = 10.0
+_LEAST_S: Final = 0.05
+"""What a request gets whose time is up."""
 
 _Reply = TypeVar("_Reply")
 
@@ -120,25 +122,25 @@ class Membership:
         """Cut the pause of a `join` short: somebody waits."""
         self._hurry.beat()
 
-    async def reopen(self) -> None:
+    async def reopen(self, timeout_s: float = REPLY_TIMEOUT_S) -> None:
         """Introduce this writer again; the server may have gone back in time.
 
         Raises:
             MetranaError: it did not work.
         """
         when_asked = self._acked()
-        reply = await self._call("/writers/open", self.request, OpenReply, REPLY_TIMEOUT_S)
+        reply = await self._call("/writers/open", self.request, OpenReply, timeout_s)
         if reply.run_uid != self.run_uid:
             text = f"the server has lost run {self.run_name!r} and made another under its name"
             raise RejectedError(text)
-        self.generation = reply.generation
         self._on_marks(reply.acked, when_asked)
+        self.generation = reply.generation
         self._on_notices(reply.notices)
 
-    async def reopen_quietly(self) -> None:
+    async def reopen_quietly(self, timeout_s: float = REPLY_TIMEOUT_S) -> None:
         """Like `reopen`; a failure is told and tried again when the next answer shows the need."""
         try:
-            await self.reopen()
+            await self.reopen(timeout_s)
         except MetranaError as error:
             self._on_trouble(error)
 
@@ -166,34 +168,48 @@ class Membership:
         """Show life and fetch notices. A failure is told, not raised."""
         if not self.is_admitted:
             return
+        deadline_s = self._clock.monotonic_s() + timeout_s
         request = HeartbeatRequest(self.run_uid, self.request.writer_id, counters)
         try:
             reply = await self._call("/writers/heartbeat", request, HeartbeatReply, timeout_s)
         except NotFoundError:
-            await self.reopen_quietly()
+            await self.reopen_quietly(self._left_s(deadline_s))
             return
         except MetranaError as error:
             self._on_trouble(error)
             return
         self._on_notices(reply.notices)
         if reply.generation != self.generation:
-            await self.reopen_quietly()
+            await self.reopen_quietly(self._left_s(deadline_s))
+
+    def _left_s(self, deadline_s: float) -> float:
+        return max(_LEAST_S, deadline_s - self._clock.monotonic_s())
 
     async def leave(self, leave: LeaveRequest, timeout_s: float) -> bool:
-        """Say goodbye; whether the server heard it. A failure is told, not raised."""
+        """Say goodbye; whether the server heard it. A failure is told, not raised.
+
+        The answer may tell of a server that went back in time: what it has lost is queued again
+        when this returns, and goodbye has to be said once more.
+        """
         if not self.is_admitted:
             return False
+        deadline_s = self._clock.monotonic_s() + timeout_s
 
         def attempt(left_s: float) -> Awaitable[HeartbeatReply]:
             return self._call("/writers/leave", leave, HeartbeatReply, left_s)
 
         try:
             reply = await retried(attempt, timeout_s, self._clock)
+        except NotFoundError:
+            await self.reopen_quietly(self._left_s(deadline_s))
+            return False
         except MetranaError as error:
             self._on_trouble(error)
             return False
         self._on_notices(reply.notices)
-        return True
+        if reply.generation != self.generation:
+            await self.reopen_quietly(self._left_s(deadline_s))
+        return reply.generation == self.generation
 
     async def close(self) -> None:
         """Close the connections."""
@@ -218,7 +234,7 @@ async def retried(
     backoff = Backoff()
     while True:
         try:
-            return await attempt(max(0.05, deadline_s - clock.monotonic_s()))
+            return await attempt(max(_LEAST_S, deadline_s - clock.monotonic_s()))
         except MetranaError as error:
             delay_s = backoff.delay_s(error)
             if not error.retryable or clock.monotonic_s() + delay_s >= deadline_s:

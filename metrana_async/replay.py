@@ -24,6 +24,7 @@ from metrana_async.errors import (
     RejectedError,
     RunAlreadyExistsError,
     RunDeletedError,
+    UnavailableError,
     WaitTimeoutError,
 )
 from metrana_async.membership import Membership
@@ -125,6 +126,7 @@ class _Delivery:
         self._directory = directory
         self._meta: layout.Meta | None = None
         self._ledger = Ledger()
+        self._outbox: Outbox | None = None
         self._progress = Pulse()
         self._refusal: MetranaError | None = None
         self._trouble: MetranaError | None = None
@@ -163,7 +165,7 @@ class _Delivery:
             run_uid=meta.run_uid,
             run_name=self._replayer.rename_to or meta.request.run_name,
         )
-        outbox = Outbox(
+        outbox = self._outbox = Outbox(
             None, reader, self._ledger, run_uid=meta.run_uid, writer_id=request.writer_id
         )
         membership = Membership(
@@ -180,6 +182,8 @@ class _Delivery:
             await self._join(membership, outbox)
             await self._send_all(outbox, reader, membership)
             await self._leave(membership)
+            if not outbox.is_empty():
+                raise UnavailableError("the server went back in time meanwhile")
         except MetranaError as error:
             return await self._not_delivered(error)
         damage = reader.damage
@@ -337,7 +341,8 @@ class _Delivery:
 
     def _on_trouble(self, error: MetranaError) -> None:
         self._trouble = error
-        if isinstance(error, RunDeletedError):
+        is_to_be_read_again = self._outbox is not None and self._outbox.has_forgotten_too_much
+        if isinstance(error, RunDeletedError) or is_to_be_read_again:
             self._refusal = error
         self._progress.beat()
 

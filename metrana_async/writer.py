@@ -466,9 +466,11 @@ class Writer:
         leave, has_left = await depart(self, self._outbox, self._ledger, leave, deadline_s)
         await self.supervisor.stop()
         if not self._outbox.is_empty():
+            # A last answer told that the server went back in time.
+            await self.settling.keep_late()
             self.lose_unspooled("closed")
         if self.spooler is not None:
-            is_delivered = has_left or self._is_run_deleted
+            is_delivered = (has_left and not self._ledger.spooled) or self._is_run_deleted
             refusal = await self.spooler.close(leave, is_delivered=is_delivered)
             if refusal is not None:
                 self._on_spool_failure(refusal)

@@ -348,6 +348,10 @@ class Lane:
         self.queued_bytes += len(sealed.frame)
 
     # --- a server that went back in time -----------------------------------------------------
+    def can_rewind(self, seq: int) -> bool:
+        """Whether everything from `seq` on is still in memory."""
+        return seq > len(self._forgotten)
+
     def rewind(self, seq: int) -> None:
         """Queue everything from `seq` on again: the server does not have it any more.
 

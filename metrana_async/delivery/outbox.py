@@ -19,7 +19,7 @@ from typing import Final, Protocol
 from metrana_async.delivery.batcher import Batcher
 from metrana_async.delivery.lane import DAMAGED, Lane, SealedBatch, unsealed
 from metrana_async.delivery.splitting import Load
-from metrana_async.errors import MetranaError, ProtocolError
+from metrana_async.errors import MetranaError, ProtocolError, UnavailableError
 from metrana_async.statistics import Ledger
 from metrana_async.wire import limits
 from metrana_async.wire.acks import BatchReply, BatchStatus, IngestReply
@@ -82,6 +82,8 @@ class Outbox:
         self.fresh: deque[SealedBatch] = deque()
         self.is_spooling = False
         self.is_overflowing = False
+        self.has_forgotten_too_much = False
+        """Of leftovers: True once a rollback went beyond what is in memory. It is on the disk."""
         self.on_queued_again: Callable[[], None] = _nobody_waits
         """Called when a rollback has put batches into `fresh` again."""
         self.run_uid = run_uid
@@ -280,6 +282,7 @@ class Outbox:
 
         Raises:
             ProtocolError: the answer is not one to this request; nothing was applied.
+            UnavailableError: `has_forgotten_too_much`; nothing was applied.
         """
         self._check(request, reply)
         try:
@@ -324,7 +327,11 @@ class Outbox:
                 raise ProtocolError(
                     f"the answer names lane {answered.lane} seq {answered.seq}, not in the request"
                 )
-            self.lanes[answered.lane].check(answered, reply.acked.get(answered.lane))
+            lane = self.lanes[answered.lane]
+            lane.check(answered, reply.acked.get(answered.lane))
+            if answered.status is BatchStatus.GAP:
+                assert answered.expected is not None
+                self._check_rewind(lane, answered.expected)
             foreign = [d for d in answered.pages if d not in self._pages_of(request)]
             if foreign:
                 raise ProtocolError(f"the server asks for page {foreign[0]}, which is not ours")
@@ -367,16 +374,28 @@ class Outbox:
 
         Raises:
             ProtocolError: a mark is beyond what was sealed; nothing was applied.
+            UnavailableError: `has_forgotten_too_much`; nothing was applied.
         """
         self._check_marks(acked)
+        lost = {}
         for number, lane in self.lanes.items():
             mark = acked.get(number, 0)
             has_moved = when_asked is not None and when_asked.get(number, 0) != lane.acked_seq
             if mark < lane.acked_seq and not has_moved:
-                lane.rewind(mark + 1)
+                self._check_rewind(lane, mark + 1)
+                lost[number] = mark + 1
+        for number, first_seq in lost.items():
+            self.lanes[number].rewind(first_seq)
         # A restored server may have lost pages too; sending them again is cheap.
         self._known_pages.clear()
         self._refresh()
+
+    def _check_rewind(self, lane: Lane, seq: int) -> None:
+        """Leftovers are declared lost by nobody who could read them again."""
+        is_rewind = seq <= lane.acked_seq
+        if is_rewind and self._batcher is None and not lane.can_rewind(seq):
+            self.has_forgotten_too_much = True
+            raise UnavailableError("the server went back in time, beyond what is in memory")
 
     def _refresh(self) -> None:
         """What a rollback has queued again is to be spooled again, oldest first."""

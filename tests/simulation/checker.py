@@ -185,6 +185,8 @@ class Checker:
             self.findings.add("liveness", f"{client.name} is {client.fate}: {statistics}")
             return
         if self._was_rolled_back(client):
+            if not self._was_delivered_before(client):
+                self._check_spooled(client, there)
             return
         if client.fate == "closed":
             self._check_closed(client, mine, there)
@@ -198,8 +200,19 @@ class Checker:
         It ended before it heard of the rollback. Or what it left had been delivered by then: a
         deliverer keeps what is acknowledged no longer than the writer itself would have.
         """
+        return client.generation in self._rolled_back or self._was_delivered_before(client)
+
+    def _was_delivered_before(self, client: Client) -> bool:
         delivered = [self.delivered.get(writer_id) for writer_id in client.all_writer_ids]
-        return any(name in self._rolled_back for name in (client.generation, *delivered))
+        return any(generation in self._rolled_back for generation in delivered)
+
+    def _check_spooled(self, client: Client, there: list[int]) -> None:
+        """What was on the disk then is delivered all the same."""
+        spooled = client.statistics.spooled
+        is_excused = client.host.is_tampered or self.has_clones or self.has_poison
+        if len(there) < spooled and not is_excused:
+            text = f"{client.name}: {len(there)} there; {client.statistics}"
+            self.findings.add("spooled and gone", text)
 
     def _check_closed(self, client: Client, mine: list[int], there: list[int]) -> None:
         assert client.info is not None
