@@ -86,9 +86,19 @@ if TYPE_CHECKING:
     from metrana_async.leftovers import follow_spool, replay_spool
     from metrana_async.query import BlockingQueryClient, Episode, F, Latest, QueryClient, RLStep
     from metrana_async.replay import ReplayReport
+    from metrana_async.rl import (
+        Autoreset,
+        EndedEpisodes,
+        EpisodeAllocator,
+        EpisodeBlock,
+        EpisodeKeys,
+        EpisodeLeases,
+        EpisodeTracker,
+    )
 
 __all__ = [
     "AuthError",
+    "Autoreset",
     "BatchTooLargeError",
     "BlockingQueryClient",
     "CloseInfo",
@@ -96,9 +106,15 @@ __all__ = [
     "DataLossError",
     "DiskConfig",
     "DuplicateStep",
+    "EndedEpisodes",
     "Episode",
+    "EpisodeAllocator",
+    "EpisodeBlock",
+    "EpisodeKeys",
+    "EpisodeLeases",
     "EpisodeRestarted",
     "EpisodeTakenOver",
+    "EpisodeTracker",
     "F",
     "InitError",
     "InternalError",
@@ -175,6 +191,18 @@ def __getattr__(name: str) -> Any:
         from metrana_async import leftovers
 
         return getattr(leftovers, name)
+    if name in {
+        "Autoreset",
+        "EndedEpisodes",
+        "EpisodeAllocator",
+        "EpisodeBlock",
+        "EpisodeKeys",
+        "EpisodeLeases",
+        "EpisodeTracker",
+    }:
+        from metrana_async import rl
+
+        return getattr(rl, name)
     if name == "ReplayReport":
         from metrana_async.replay import ReplayReport
 

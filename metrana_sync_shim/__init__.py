@@ -85,19 +85,35 @@ if TYPE_CHECKING:
     from metrana_async.query import BlockingQueryClient as QueryClient
     from metrana_async.query import Episode, F, Latest, RLStep
     from metrana_async.replay import ReplayReport
+    from metrana_async.rl import (
+        Autoreset,
+        EndedEpisodes,
+        EpisodeAllocator,
+        EpisodeBlock,
+        EpisodeKeys,
+        EpisodeLeases,
+        EpisodeTracker,
+    )
     from metrana_sync_shim.leftovers import follow_spool, replay_spool
 
 __all__ = [
     "AuthError",
+    "Autoreset",
     "BatchTooLargeError",
     "CloseInfo",
     "ConnectError",
     "DataLossError",
     "DiskConfig",
     "DuplicateStep",
+    "EndedEpisodes",
     "Episode",
+    "EpisodeAllocator",
+    "EpisodeBlock",
+    "EpisodeKeys",
+    "EpisodeLeases",
     "EpisodeRestarted",
     "EpisodeTakenOver",
+    "EpisodeTracker",
     "F",
     "InitError",
     "InternalError",
@@ -175,6 +191,18 @@ def __getattr__(name: str) -> Any:
         from metrana_sync_shim import leftovers
 
         return getattr(leftovers, name)
+    if name in {
+        "Autoreset",
+        "EndedEpisodes",
+        "EpisodeAllocator",
+        "EpisodeBlock",
+        "EpisodeKeys",
+        "EpisodeLeases",
+        "EpisodeTracker",
+    }:
+        from metrana_async import rl
+
+        return getattr(rl, name)
     if name == "ReplayReport":
         from metrana_async.replay import ReplayReport
 

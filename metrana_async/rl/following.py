@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -61,7 +61,9 @@ class Closed(NamedTuple):
 
     def behind(self, earlier: Closed) -> Closed:
         """These behind others, all in the order of their ends."""
-        columns = [np.concatenate(pair) for pair in zip(earlier, self, strict=True)]
+        columns: list[Any] = list(self)
+        if len(earlier.row):
+            columns = [np.concatenate(pair) for pair in zip(earlier, self, strict=True)]
         order = np.argsort(columns[-1], kind="stable")
         return Closed(*(column[order] for column in columns))
 
@@ -168,7 +170,7 @@ def follow(
         )
         return found.behind(earlier)
 
-    last = segments.last_of_rows()
+    last = segments.last_of_rows
     is_over = segments.is_done[last]
     after = OpenEpisodes(
         next_numbers,
@@ -250,13 +252,13 @@ def _numbered(
     numbers = np.where(
         earlier == at_first[segments.row], held[segments.row], new[np.maximum(earlier - 1, 0)]
     )
-    last = segments.last_of_rows()
+    last = segments.last_of_rows
     next_numbers = np.where(closes[last], new[np.maximum(closed[last] - 1, 0)], numbers[last])
     return numbers, next_numbers
 
 
 def _pending_after(segments: Segments, mode: Autoreset) -> BoolArray:
-    last = segments.last_of_rows()
+    last = segments.last_of_rows
     if mode is Autoreset.NEXT_STEP:
         return segments.is_done[last]
     if mode is Autoreset.DISABLED:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -75,6 +76,7 @@ class Segments:
         """Transitions of each segment, int64 [S]."""
         return self.stop - self.start - self.idle
 
+    @cached_property
     def last_of_rows(self) -> Int64Array:
         """The last segment of each row, int64 [B]."""
         return np.append(np.flatnonzero(self.is_first)[1:], len(self.row)) - 1
@@ -166,7 +168,8 @@ def _that_count(
     # The row behind an end is none, so of ends in a row without a gap every other one counts.
     is_after = np.where(column == 0, is_pending[row], False)
     is_after[1:] |= (column[1:] > 0) & (np.diff(done_at) == 1)
-    is_after &= ~np.isin(done_at, reset_at, assume_unique=True)
+    if len(reset_at):
+        is_after &= ~np.isin(done_at, reset_at, assume_unique=True)
     if not is_after.any():
         return done_at
     position = np.arange(len(done_at))
