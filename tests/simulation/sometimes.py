@@ -16,6 +16,7 @@ SOMETIMES: Final = (
     "bits flipped",
     "client killed",
     "clock shifted",
+    "cloned",
     "closed",
     "closed with leftovers",
     "commit ambiguous",

