@@ -85,8 +85,8 @@ pythons: ## every CPython of this machine gets the package, for the tests of a p
 cov: setup ## tests with branch coverage
 	$(BIN)/pytest -q -n 2 --cov --cov-report=term-missing tests
 
-bench: setup ## first numbers: caller, client, server, import (reads nothing, asserts nothing)
-	$(BIN)/python -m benchmarks
+bench: setup ## what a call, a point, a start and a read cost, beside the baseline (ten minutes)
+	$(BIN)/python -m benchmarks $(ARGS)
 
 # The hosted service's client is installed for this comparison only, away from everything else.
 $(HOSTED)/.installed: benchmarks/hosted/requirements.txt

@@ -9,13 +9,13 @@ has other work to do it is the one to compare.
 from __future__ import annotations
 
 import argparse
-import os
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import metrana_sync_shim as metrana
+from benchmarks.processes import cpu_of, disk_bytes
 from tests.conformance.runner import ServerProcess
 
 STEPS = 2
@@ -46,9 +46,7 @@ def opened(directory: Path) -> metrana.Run:
 
 def processor_s(server: ServerProcess) -> float:
     """Processor time that this process and the server have used, in seconds."""
-    fields = Path(f"/proc/{server.pid}/stat").read_text().rpartition(")")[2].split()
-    ticks = int(fields[11]) + int(fields[12])  # utime and stime
-    return time.process_time() + ticks / os.sysconf("SC_CLK_TCK")
+    return time.process_time() + cpu_of(server.pid)
 
 
 def figures(server: ServerProcess, call: Callable[[], object], repeats: int = 3) -> str:
@@ -99,8 +97,7 @@ def main() -> None:
                 start = time.perf_counter()
                 server = ServerProcess(directory)
                 rows.append(("start again", f"{time.perf_counter() - start:.2f} s |"))
-        size = sum(os.path.getsize(path) for path in directory.rglob("*") if path.is_file())
-        rows.append(("on disk", f"{size / 1e6:.0f} MB |"))
+        rows.append(("on disk", f"{disk_bytes(directory) / 1e6:.0f} MB |"))
     print(f"| {count:,} series | first / again | processor |\n|---|---|---|")
     for what, figure in rows:
         print(f"| {what} | {figure} |")

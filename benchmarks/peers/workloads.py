@@ -81,7 +81,7 @@ class Calls:
         ]
         self._rollouts: list[tuple[np.ndarray, np.ndarray]] = []
         if workload.shape == "rollout":
-            self._rollouts = _rollouts(random, 2 * workload.calls + 1, workload.environments)
+            self._rollouts = rollouts(random, 2 * workload.calls + 1, workload.environments)
 
     def of(self, client: Adapter) -> Call:
         """The call; its argument counts up from 0."""
@@ -121,7 +121,7 @@ class Calls:
         return call
 
 
-def _rollouts(
+def rollouts(
     random: np.random.Generator, count: int, shape: tuple[int, int]
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """Consecutive rollouts: float32 values of [M, T], and the int64 episode of each."""
