@@ -19,6 +19,7 @@ from metrana_async.destinations import connect, place_of
 from metrana_async.engine.clock import Clock, SystemClock
 from metrana_async.engine.io_thread import Hop
 from metrana_async.engine.loop_thread import engine
+from metrana_async.engine.pulse import Pulse
 from metrana_async.errors import MetranaError, ValidationError
 from metrana_async.orchestration import process_identity
 from metrana_async.replay import BUSY, KEPT, Replayer, ReplayReport
@@ -357,12 +358,21 @@ class Adoption:
         self._hop = hop
         self._clock = clock
         self._refused: set[str] = set()
+        self._hurry = Pulse()
+        self._is_hurried = False
+
+    def hurry(self) -> None:
+        """Look again at once, or right behind the look that is under way."""
+        self._is_hurried = True
+        self._hurry.beat()
 
     async def run(self, transport: Transport) -> None:
-        """Look every half minute, for ever."""
+        """Look every half minute and whenever hurried, for ever."""
         while True:
+            self._is_hurried = False
             await self.look(transport)
-            await asyncio.sleep(ADOPT_EVERY_S)
+            if not self._is_hurried:
+                await self._hurry.wait(ADOPT_EVERY_S)
 
     async def look(self, transport: Transport) -> list[ReplayReport]:
         """Deliver what is there now."""

@@ -63,7 +63,7 @@ _writers: dict[_RunKey, Writer] = {}
 # Also those that take nothing any more but have not left: the end of the process waits for them.
 _present: list[Writer] = []
 _opening: asyncio.Lock | None = None
-_adoptions: dict[str, asyncio.Task[None]] = {}
+_adoptions: dict[str, tuple[Adoption, asyncio.Task[None]]] = {}
 # The loop itself holds tasks weakly.
 _ending: set[asyncio.Task[None]] = set()
 
@@ -158,8 +158,11 @@ async def _join(settings: Settings, transport: Transport | None) -> Writer:
 
 
 def _start_adoption(settings: Settings, server: str) -> None:
-    """Have the leftovers of this host's dead writers delivered, once per server."""
-    if settings.disk is None or server in _adoptions:
+    """Have the leftovers of this host's dead writers delivered; one task a server, looking now."""
+    if settings.disk is None:
+        return
+    if server in _adoptions:
+        _adoptions[server][0].hurry()
         return
     root = str(spool_root(settings.disk.path, settings.data_dir))
     adoption = Adoption(root, server, disk=RealDisk(), hop=engine().io.hop, clock=SystemClock())
@@ -178,7 +181,7 @@ def _start_adoption(settings: Settings, server: str) -> None:
             await transport.close()
 
     task = asyncio.get_running_loop().create_task(adopt(), name="adoption")
-    _adoptions[server] = task
+    _adoptions[server] = (adoption, task)
     task.add_done_callback(lambda _: _adoptions.pop(server, None))
 
 
@@ -391,7 +394,7 @@ async def _leave_all(
         ),
         return_exceptions=True,
     )
-    for task in list(_adoptions.values()):
+    for _, task in list(_adoptions.values()):
         task.cancel()
     for end in ends:
         if isinstance(end, BaseException):

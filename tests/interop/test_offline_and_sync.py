@@ -191,6 +191,36 @@ def test_what_a_dead_process_left_is_adopted_by_the_next(site):
     assert site.info("heir").state == "finished"
 
 
+def test_a_second_init_looks_for_leftovers_at_once(site):
+    """Also in a process that has looked before, and would look again much later."""
+    heir = site.begin("""
+        from metrana_async import leftovers
+        leftovers.ADOPT_EVERY_S = 3600.0
+        metrana.init(run_name="first")
+        say("up"); wait()
+        metrana.init(run_name="second")
+        say("again"); wait()
+    """)
+    assert heir.stdout.readline() == "up\n"
+    site.proxy.refuse()
+    dead = site.begin("""
+        run = metrana.init(run_name="run", init_mode="auto")
+        run.log("m", [1.0, 2.0])
+        assert run.flush(30).spooled == 2
+        say("spooled"); time.sleep(60)
+    """)
+    assert dead.stdout.readline() == "spooled\n"
+    dead.kill()
+    dead.wait()
+    site.proxy.listen()
+    say_go(heir)
+    assert heir.stdout.readline() == "again\n"
+    eventually(lambda: not site.directories(), "it is adopted", patience_s=HANG_S)
+    status, errors = site.end(heir)
+    assert status == 0, errors
+    assert site.values() == [1.0, 2.0]
+
+
 def test_a_sibling_that_lives_is_not_adopted(site):
     """Two processes in an outage: neither touches the other's directory while it lives."""
     site.proxy.refuse()
