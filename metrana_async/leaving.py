@@ -58,9 +58,9 @@ async def depart(
             return leave, False
         left_s = min(REPLY_TIMEOUT_S, writer.settling.leave_s(deadline_s))
         has_left = await writer.membership.leave(leave, left_s)
-        if outbox.is_empty():
+        if outbox.is_empty() and not writer.membership.is_unsettled:
             return leave, has_left
-        if writer.clock.monotonic_s() >= deadline_s:
+        if writer.settling.is_over(deadline_s):
             await writer.settling.keep_late()
             return leave, False
 

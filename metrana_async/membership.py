@@ -73,6 +73,9 @@ class Membership:
         self.generation = ""
         self.is_admitted = False
         self.is_creator = False
+        self.is_unsettled = False
+        """Whether an answer came from a server that may have lost something, and nothing has said
+        yet what: until then nobody knows what is stored."""
         self.failures_count = 0
         """Attempts to join that failed."""
         self._hurry = Pulse()
@@ -134,14 +137,17 @@ class Membership:
             text = f"the server has lost run {self.run_name!r} and made another under its name"
             raise RejectedError(text)
         self._on_marks(reply.acked, when_asked)
-        self.generation = reply.generation
+        self.generation, self.is_unsettled = reply.generation, False
         self._on_notices(reply.notices)
 
     async def reopen_quietly(self, timeout_s: float = REPLY_TIMEOUT_S) -> None:
         """Like `reopen`; a failure is told and tried again when the next answer shows the need."""
+        self.is_unsettled = True
         try:
             await self.reopen(timeout_s)
         except MetranaError as error:
+            # Whoever is refused for good has been told, and need not wait for another answer.
+            self.is_unsettled = error.retryable
             self._on_trouble(error)
 
     async def renew(self, writer_id: str) -> None:

@@ -85,6 +85,10 @@ class Settling:
         left_s = 0.0 if self.is_hurried else deadline_s - self._clock.monotonic_s()
         return max(LEAVE_RESERVE_S, left_s)
 
+    def is_over(self, deadline_s: float) -> bool:
+        """Whether nobody waits for the server any more."""
+        return self.is_hurried or self._clock.monotonic_s() >= deadline_s
+
     async def last_chance(self, limit_s: float) -> None:
         """Ask a server that has not answered yet once more, and wait a little for it."""
         membership = self._writer.membership
@@ -125,8 +129,26 @@ class Settling:
                 self._writer.counters(), min(REPLY_TIMEOUT_S, left_s)
             )
             # The answer may have told that the server went back in time.
+            if not await self._is_settled(deadline_s, timeout_s):
+                continue
             if self._outbox.has_reached(marks):
                 return
+
+    async def _is_settled(self, deadline_s: float, timeout_s: float) -> bool:
+        """Whether the server has said what it has; a moment later otherwise.
+
+        Raises:
+            WaitTimeoutError: there is no time left to ask again.
+        """
+        if not self._writer.membership.is_unsettled:
+            return True
+        if self.is_over(deadline_s):
+            raise WaitTimeoutError(
+                f"run {self._writer.run_name!r}: the server went back in time, and has not said "
+                f"within {timeout_s:g} s what it still has"
+            )
+        await asyncio.sleep(_LOOK_EVERY_S)
+        return False
 
     async def failover(self, mark: int, timeout_s: float) -> None:
         """Wait until everything up to `mark` is on the disk, or stored meanwhile.

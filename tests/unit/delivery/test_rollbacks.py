@@ -13,6 +13,7 @@ from metrana_async.delivery.outbox import Outbox
 from metrana_async.delivery.spooling import SYNC_AFTER_S, WRITE_AFTER_S
 from metrana_async.engine.clock import SystemClock
 from metrana_async.engine.inbox import Inbox
+from metrana_async.errors import UnavailableError
 from metrana_async.intake import Intake
 from metrana_async.replay import DELIVERED, KEPT, Replayer
 from metrana_async.statistics import Ledger
@@ -35,6 +36,8 @@ class Restored:
         self._at = at
         self._is_answered = is_answered
         self._kept_after = kept_after
+        self.refusals_left = 0
+        """How many introductions the restored server does not answer at first."""
         self.server = MemoryServer(SimStore(random.Random(1)))
         self.server.start()
         self.backup = self.server.store.copy()
@@ -80,6 +83,9 @@ class _Way:
         place = self._place
         if place.is_moment(path, is_answered=False):
             place.restore()
+        if place.is_over and path == "/writers/open" and place.refusals_left:
+            place.refusals_left -= 1
+            raise UnavailableError("it is still reading its store")
         way = place.server.transport()
         answer = await way.post(path, body, timeout_s=timeout_s, content_type=content_type)
         place.keep(path)
@@ -115,6 +121,27 @@ async def test_a_goodbye_to_a_restored_server_gives_it_everything_again(place, k
     run.log("a", [2.0, 3.0])
     info = await run.close(60)
     assert there.is_over
+    assert info.is_complete
+    assert there.stored_points == 3
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("at", ["/writers/heartbeat", "/writers/leave"])
+@pytest.mark.parametrize("kept_after", ["", "/writers/open"])
+async def test_nobody_calls_stored_what_a_restored_server_has_not_said_it_has(
+    place, at, kept_after
+):
+    """It answers, and not yet what it knows of this writer: that is no success."""
+    there = place(at=at, kept_after=kept_after)
+    there.refusals_left = 3
+    run = await metrana.init("p", "r", transport=there.transport(), quiet=True)
+    run.log("a", [1.0, 2.0, 3.0])
+    await run.flush(30)
+    if at == "/writers/heartbeat":
+        assert there.stored_points == 3
+    info = await run.close(60)
+    assert there.is_over
+    assert not there.refusals_left
     assert info.is_complete
     assert there.stored_points == 3
 
