@@ -345,6 +345,14 @@ async def get_env_last_rl_step_and_episode(
     return await current_run().get_env_last_rl_step_and_episode(env_id)
 
 
+async def reserve_episodes(
+    env_id: str,
+    n: int,
+) -> int:
+    """Lease the next `n` episode numbers of an environment; see `Run.reserve_episodes`."""
+    return await current_run().reserve_episodes(env_id, n)
+
+
 async def flush(
     timeout_secs: float = FLUSH_TIMEOUT_S,
 ) -> Statistics:

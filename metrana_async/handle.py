@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from metrana_async.columns.integers import coerce_integer
 from metrana_async.columns.names import check_env_id, check_labels, check_metric_name, check_scale
 from metrana_async.engine import lifecycle
 from metrana_async.engine.loop_thread import engine, submit_nowhere
@@ -19,6 +20,7 @@ from metrana_async.errors import InvalidTypeError, ValidationError, WaitTimeoutE
 from metrana_async.front import Front
 from metrana_async.settings import Settings
 from metrana_async.statistics import CloseInfo, Statistics
+from metrana_async.wire import limits
 from metrana_async.wire.model import Family, Ordering, SeriesDef
 
 if TYPE_CHECKING:
@@ -103,6 +105,14 @@ class Handle:
         env_no = int(writer.registry.env_nos((name,))[0])
         mark = writer.inbox.appended_count
         return self._submit(lambda: writer.questions.last_of_environment(env_no, mark))
+
+    def begin_reserve_episodes(self, env_id: str, n: int) -> concurrent.futures.Future[int]:
+        """Ask the engine for `reserve_episodes`."""
+        name, count = check_env_id(env_id), coerce_integer(n, "n")
+        if not 1 <= count <= limits.LEASE_EPISODES:
+            raise ValidationError(f"n is {count}; a lease holds 1..{limits.LEASE_EPISODES}")
+        writer = self._caught_up(self._front.writer)
+        return self._submit(lambda: writer.questions.reserve_episodes(name, count, ASK_TIMEOUT_S))
 
     def begin_flush(self, timeout_secs: float) -> concurrent.futures.Future[Statistics]:
         """Start a flush of everything logged so far."""

@@ -7,6 +7,7 @@ answered yet); its batches then carry the run uid of its own request until it is
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from typing import Final, TypeVar
@@ -19,6 +20,7 @@ from metrana_async.errors import (
     MetranaError,
     NotFoundError,
     RejectedError,
+    UnavailableError,
 )
 from metrana_async.transport.base import Transport
 from metrana_async.wire.acks import Notice
@@ -28,6 +30,8 @@ from metrana_async.wire.messages import (
     LeaveRequest,
     OpenReply,
     OpenRequest,
+    ReserveReply,
+    ReserveRequest,
     Seeds,
     decode_answer,
     encode_message,
@@ -190,6 +194,31 @@ class Membership:
 
     def _left_s(self, deadline_s: float) -> float:
         return max(_LEAST_S, deadline_s - self._clock.monotonic_s())
+
+    async def reserve_episodes(self, env_id: str, count: int, timeout_s: float) -> int:
+        """Lease the next `count` episodes of an environment; returns the first.
+
+        Raises:
+            UnavailableError: this writer has not been admitted yet; nobody can be asked.
+            MetranaError: the server does not answer in time, or refuses.
+        """
+        if not self.is_admitted:
+            raise UnavailableError(
+                f"run {self.run_name!r} has not reached its server, which alone can lease episodes",
+                hint="EpisodeAllocator(index, count) numbers episodes without a server",
+            )
+        nonce = secrets.token_hex(16)  # the same in every attempt: one lease at the most
+
+        async def attempt(left_s: float) -> ReserveReply:
+            request = ReserveRequest(self.run_uid, self.request.writer_id, env_id, count, nonce)
+            try:
+                return await self._call("/episodes/reserve", request, ReserveReply, left_s)
+            except NotFoundError:
+                # The server went back to before this writer.
+                await self.reopen(left_s)
+                return await self._call("/episodes/reserve", request, ReserveReply, left_s)
+
+        return (await retried(attempt, timeout_s, self._clock)).first
 
     async def leave(self, leave: LeaveRequest, timeout_s: float) -> bool:
         """Say goodbye; whether the server heard it. A failure is told, not raised.

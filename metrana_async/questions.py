@@ -7,6 +7,7 @@ from typing import Protocol, TypeVar
 
 from metrana_async.errors import MetranaError
 from metrana_async.membership import REPLY_TIMEOUT_S, Membership
+from metrana_async.settings import Settings
 from metrana_async.settling import Settling
 from metrana_async.statistics import Ledger
 from metrana_async.writers.collect import SeriesWriters
@@ -18,6 +19,7 @@ _Answer = TypeVar("_Answer")
 class Asked(Protocol):
     """What a writer lets those see who ask it."""
 
+    settings: Settings
     registry: SeriesRegistry
     membership: Membership
 
@@ -37,11 +39,26 @@ class Questions:
         self._ledger = ledger
         self._settling = settling
         self._dropped_seen = 0
+        self._counted: dict[str, int] = {}
 
     async def ask(self, question: Callable[[SeriesWriters], _Answer], mark: int) -> _Answer:
         """Answer from the engine's state, once everything up to `mark` is in it."""
         await self._settling.taken(mark, REPLY_TIMEOUT_S)
         return question(self._series)
+
+    async def reserve_episodes(self, env_id: str, count: int, timeout_s: float) -> int:
+        """Lease the next `count` episodes of an environment from the server; returns the first.
+
+        A disabled run has no server and nobody to share with: it counts by itself.
+
+        Raises:
+            MetranaError: the server cannot be asked, or refuses.
+        """
+        if not self._writer.settings.is_disabled:
+            return await self._writer.membership.reserve_episodes(env_id, count, timeout_s)
+        first = self._counted.get(env_id, 0)
+        self._counted[env_id] = first + count
+        return first
 
     async def last_of_environment(self, env_no: int, mark: int) -> tuple[int | None, int | None]:
         """Highest rl_step and episode of an environment; points known to be dropped do not count.

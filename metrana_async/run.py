@@ -306,6 +306,21 @@ class Run(Handle):
         """Highest rl_step and highest episode of an environment, over both RL functions."""
         return await arrive(self.begin_last_rl_step(env_id), ASK_TIMEOUT_S)
 
+    async def reserve_episodes(self, env_id: str, n: int) -> int:
+        """Lease the next `n` episode numbers of an environment; returns the first of them.
+
+        For workers that share an environment: no other lease, of whatever process and after
+        whatever restart, holds one of ``first .. first + n - 1``, and no stored episode is among
+        them. Numbers that are not used stay unused. See `EpisodeLeases`.
+
+        Raises:
+            UnavailableError: no server has admitted this run yet (offline), or none answers.
+            ValidationError: `env_id` is no id, or `n` not in 1..2**32.
+
+        Cancel-safe: at most a lease stays unused.
+        """
+        return await arrive(self.begin_reserve_episodes(env_id, n), ASK_TIMEOUT_S)
+
     # --- flush and close -----------------------------------------------------------------------
     async def flush(self, timeout_secs: float = FLUSH_TIMEOUT_S) -> Statistics:
         """Wait until everything logged before is stored by the server.

@@ -326,6 +326,14 @@ def get_env_last_rl_step_and_episode(
     return wait_for(current.current_run().begin_last_rl_step(env_id), ASK_TIMEOUT_S)
 
 
+def reserve_episodes(
+    env_id: str,
+    n: int,
+) -> int:
+    """Lease the next `n` episode numbers of an environment; see `Run.reserve_episodes`."""
+    return wait_for(current.current_run().begin_reserve_episodes(env_id, n), ASK_TIMEOUT_S)
+
+
 def flush(
     timeout_secs: float = FLUSH_TIMEOUT_S,
 ) -> Statistics:

@@ -215,6 +215,17 @@ class Run:
         """Highest rl_step and highest episode of an environment, over both RL functions."""
         return wait_for(self._run.begin_last_rl_step(env_id), ASK_TIMEOUT_S)
 
+    def reserve_episodes(
+        self,
+        env_id: str,
+        n: int,
+    ) -> int:
+        """Lease the next `n` episode numbers of an environment; returns the first of them.
+
+        Guarantees and errors: see `metrana_async.Run.reserve_episodes`.
+        """
+        return wait_for(self._run.begin_reserve_episodes(env_id, n), ASK_TIMEOUT_S)
+
     def flush(
         self,
         timeout_secs: float = FLUSH_TIMEOUT_S,

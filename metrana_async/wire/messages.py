@@ -9,6 +9,7 @@ path                        request                     answer
 ``/ingest``                 frames (pages, batches)     acks.IngestReply
 ``/writers/heartbeat``      HeartbeatRequest            HeartbeatReply
 ``/writers/leave``          LeaveRequest                HeartbeatReply
+``/episodes/reserve``       ReserveRequest              ReserveReply
 ==========================  ==========================  ======================
 
 An error answer is ``{"error": {"code", "message", "hint", ...}}``; every code is a class of
@@ -166,6 +167,29 @@ class HeartbeatReply:
     notices: list[Notice] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class ReserveRequest:
+    """Lease the next `count` episodes of an environment.
+
+    `nonce` is 32 hex digits, drawn for each request and the same in its retries: repeated, it is
+    answered with the same lease.
+    """
+
+    run_uid: str
+    writer_id: str
+    env_id: str
+    count: int
+    nonce: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReserveReply:
+    """The lease is ``first .. first + count - 1``."""
+
+    first: int
+    generation: str
+
+
 def encode_message(message: Any) -> bytes:
     """Encode a message dataclass as JSON."""
     return orjson.dumps(message, option=orjson.OPT_NON_STR_KEYS)
@@ -220,7 +244,15 @@ def _scalar_fields(cls: Any) -> tuple[tuple[str, type | tuple[type, ...]], ...]:
 
 _SCALAR_FIELDS: Final[dict[Any, tuple[tuple[str, type | tuple[type, ...]], ...]]] = {
     cls: _scalar_fields(cls)
-    for cls in (OpenRequest, OpenReply, HeartbeatRequest, LeaveRequest, HeartbeatReply)
+    for cls in (
+        OpenRequest,
+        OpenReply,
+        HeartbeatRequest,
+        LeaveRequest,
+        HeartbeatReply,
+        ReserveRequest,
+        ReserveReply,
+    )
 }
 
 

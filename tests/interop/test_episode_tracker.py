@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import signal
 
 import gymnasium
 import numpy as np
@@ -11,6 +13,9 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import metrana_async
 import metrana_sync_shim as metrana
+from tests.conformance.runner import ServerProcess
+
+from .conftest import JOB_VARIABLES, Place
 
 ENVS, ROWS, UPDATES = 4, 16, 12
 
@@ -184,3 +189,62 @@ def test_string_keys_are_numbers_with_an_attribute(place):
         found = {a.value: (a.env_id, a.episode) for a in reader.attributes("run")
                  if a.path == "episode_key"}  # fmt: skip
     assert found == {"a3f": ("env0", 0), "b71": ("env0", 1)}
+
+
+WORKER = """
+import numpy as np
+index = int(os.environ["WORKER"])
+rng = np.random.default_rng(index)
+metrana.init(project_name=PROJECT, run_name="run")
+leases = metrana.EpisodeLeases(metrana.reserve_episodes, size=4)
+tracker = metrana.EpisodeTracker(["cart"], "same_step", numbers=leases)
+for rl_step in range(12):
+    done = rng.random((1, 8)) < 0.3
+    block = tracker.update(np.full((1, 8), float(index)), done, layout="MT")
+    metrana.log_rl_environment_step("reward", block.reward, rl_step, **block.arguments)
+    ended = block.ended
+    metrana.log_rl_episode("episode_return", ended.returns, rl_step, **ended.arguments)
+metrana.close()
+"""
+
+
+def test_workers_of_one_environment_share_its_episodes_by_leases(place):
+    """Three processes at once on one environment id: no episode holds points of two of them."""
+    job = {"METRANA_ORCHESTRATION_ID": "job"}
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        done = list(pool.map(lambda i: place.script(WORKER, WORKER=str(i), **job), (1, 2, 3)))
+    assert all(d.returncode == 0 for d in done), [d.stderr for d in done]
+    with place.reader() as reader:
+        found = reader.env_series("run", "reward", env_id="cart")
+        ended = reader.episode_series("run", "episode_return", env_id="cart")
+    assert len(found) == 3 * 12 * 8
+    owners = {}
+    for episode, value in zip(found.episode.tolist(), found.value.tolist(), strict=True):
+        owners.setdefault(episode, set()).add(value)
+    assert all(len(values) == 1 for values in owners.values())
+    lengths = np.bincount(found.episode)
+    for episode, total in zip(ended.episode.tolist(), ended.value.tolist(), strict=True):
+        (owner,) = owners[episode]
+        assert total == owner * lengths[episode]
+    assert {value for values in owners.values() for value in values} == {1, 2, 3}
+
+
+@pytest.mark.e2e
+def test_a_killed_server_gives_no_lease_twice(tmp_path, monkeypatch):
+    """Leases are durable before they are answered: behind a SIGKILL they go on where they were."""
+    for name in JOB_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    server = ServerProcess(tmp_path / "data")
+    place = Place("leases", str(server.data_dir))
+    given = []
+    try:
+        place.init()
+        for n in (3, 5, 2):
+            given.append((metrana.reserve_episodes("cart", n), n))
+            server.stop(signal.SIGKILL)
+            server = ServerProcess(tmp_path / "data")
+        given.append((metrana.reserve_episodes("cart", 4), 4))
+        metrana.close()
+    finally:
+        server.stop()
+    assert given == [(0, 3), (3, 5), (8, 2), (10, 4)]

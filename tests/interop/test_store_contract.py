@@ -20,6 +20,7 @@ from metrana_async.server.store.base import (
     Commit,
     DeletedRun,
     LaneRow,
+    LeaseRow,
     PointStore,
     SealUnit,
     SeriesRow,
@@ -130,6 +131,24 @@ def test_answers_are_kept_for_the_newest_sequences_of_a_lane(store: PointStore) 
     store.commit(Commit(deleted=[deleted]))
     store.commit(Commit(runs=[run_row(3)], writers=[writer_row(1, 3)]))
     assert store.run_contents(3).answers == []
+
+
+def test_the_last_lease_of_each_writer_is_kept(store: PointStore) -> None:
+    """A writer's next lease of an environment takes the place of its last; they go with the run."""
+    world = World(1)
+    store.commit(world.catalogue())
+    leases = [LeaseRow(1, env, writer, "ab" * 16, 0, 5) for env in (0, 1) for writer in (1, 2)]
+    elsewhere = LeaseRow(2, 0, 3, "ef" * 16, 7, 2**32)
+    store.commit(Commit(leases=[*leases, elsewhere]))
+    leases[1] = LeaseRow(1, 0, 2, "cd" * 16, 2**63 - 9, 8)
+    store.commit(Commit(leases=[leases[1]]))
+    assert store.run_contents(1).leases == leases
+    assert store.run_contents(1, with_series=False).leases == []
+    assert store.run_contents(2).leases == [elsewhere]
+    store.commit(Commit(deleted=[DeletedRun(1, f"{1:032x}", "default", "proj", "run-1", 5)]))
+    store.commit(Commit(runs=[run_row(3)], writers=[writer_row(1, 3)]))
+    assert store.run_contents(3).leases == []
+    assert store.run_contents(2).leases == [elsewhere]
 
 
 def test_a_run_is_found_by_name_and_uid(store: PointStore) -> None:

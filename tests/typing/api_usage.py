@@ -71,6 +71,7 @@ async def awaited() -> None:
 
     assert_type(await run.get_last_step("m", labels={"k": "v"}), "int | None")
     assert_type(await run.get_env_last_rl_step_and_episode("e0"), "tuple[int | None, int | None]")
+    assert_type(await run.reserve_episodes("e0", 8), int)
     assert_type(await run.flush(timeout_secs=5), Statistics)
     assert_type(run.get_metrics(), Statistics)
     assert_type(run.is_initialized(), bool)

@@ -9,6 +9,7 @@ from metrana_async.wire.messages import (
     HeartbeatRequest,
     LeaveRequest,
     OpenRequest,
+    ReserveRequest,
     decode_message,
     encode_message,
 )
@@ -30,9 +31,14 @@ def ingest_endpoints(worker: IngestWorker) -> dict[str, Endpoint]:
     async def leave(body: bytes) -> Answer:
         return Answer(encode_message(await worker.leave(decode_message(LeaveRequest, body))))
 
+    async def reserve(body: bytes) -> Answer:
+        request = decode_message(ReserveRequest, body)
+        return Answer(encode_message(await worker.reserve_episodes(request)))
+
     return {
         "/writers/open": open_writer,
         "/ingest": ingest,
         "/writers/heartbeat": heartbeat,
         "/writers/leave": leave,
+        "/episodes/reserve": reserve,
     }

@@ -22,6 +22,7 @@ from metrana_async.server.store.base import (
     AttributeRow,
     Commit,
     LaneRow,
+    LeaseRow,
     PointStore,
     RunContents,
     SeriesRow,
@@ -126,6 +127,10 @@ class RunState:
         self.attributes: dict[AttributeKey, AttributeRow] = {
             (a.env_no, a.episode, a.path): a for a in contents.attributes
         }
+        self._leases: dict[tuple[int, int], LeaseRow] = {}
+        self._lease_ends: dict[int, int] = {}
+        for lease in contents.leases:
+            self._keep_lease(lease)
         self._series_dictionaries: OrderedDict[tuple[str, ...], SeriesDictionary] = OrderedDict()
         self._env_dictionaries: OrderedDict[tuple[str, ...], Int64Array] = OrderedDict()
 
@@ -241,6 +246,24 @@ class RunState:
         kept[answer.seq] = answer
         for seq in [seq for seq in kept if seq <= answer.seq - SEQS_KEPT]:
             del kept[seq]
+
+    def note_lease(self, lease: LeaseRow, changes: Changes) -> None:
+        """Keep a lease, in place of its writer's one before."""
+        self._keep_lease(lease)
+        changes.commit.leases.append(lease)
+
+    def _keep_lease(self, lease: LeaseRow) -> None:
+        self._leases[lease.env_no, lease.writer_no] = lease
+        end = lease.first + lease.count
+        self._lease_ends[lease.env_no] = max(end, self.leases_end(lease.env_no))
+
+    def last_lease(self, env_no: int, writer_no: int) -> LeaseRow | None:
+        """The last lease of an environment that a writer was given."""
+        return self._leases.get((env_no, writer_no))
+
+    def leases_end(self, env_no: int) -> int:
+        """First episode of an environment beyond every lease."""
+        return self._lease_ends.get(env_no, 0)
 
     def kept_answer(self, key: tuple[int, int], seq: int) -> AnswerRow | None:
         """What the batch of a (writer, lane) was answered, unless it was simply stored."""

@@ -40,13 +40,14 @@ def check_request(request: OpenRequest) -> None:
         raise ProtocolError(f"resume_strategy {request.resume_strategy!r} is not never or allow")
     if not request.orchestration_id:
         raise ProtocolError("orchestration_id is empty")
-    if not _is_hex_id(request.writer_id):
+    if not is_hex_id(request.writer_id):
         raise ProtocolError(f"writer_id {request.writer_id!r} is not 32 hex digits")
-    if request.run_uid and not _is_hex_id(request.run_uid):
+    if request.run_uid and not is_hex_id(request.run_uid):
         raise ProtocolError(f"run_uid {request.run_uid!r} is neither empty nor 32 hex digits")
 
 
-def _is_hex_id(text: str) -> bool:
+def is_hex_id(text: str) -> bool:
+    """Whether it is 32 lower-case hex digits, as identities are."""
     return len(text) == 32 and not set(text) - set("0123456789abcdef")
 
 

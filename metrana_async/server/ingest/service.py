@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from metrana_async.errors import MetranaError, NotFoundError
-from metrana_async.server.ingest import notices, openings, run_life
+from metrana_async.server.ingest import leases, notices, openings, run_life
 from metrana_async.server.ingest.attributes import apply_attribute, attribute_from_open
 from metrana_async.server.ingest.catalogue import Changes, RunState, WriterState
 from metrana_async.server.ingest.cursors import OLDER_UNITS_KEPT, RunCursors
@@ -33,6 +33,8 @@ from metrana_async.wire.messages import (
     LeaveRequest,
     OpenReply,
     OpenRequest,
+    ReserveReply,
+    ReserveRequest,
 )
 from metrana_async.wire.run_life import RunChange
 from metrana_async.wire.run_names import generate_run_name
@@ -189,6 +191,25 @@ class IngestService:
             changes.writers[writer.row.writer_no] = writer
             openings.leave(run, writer, request, now_ms=self._now_ms(), watch=self._watch)
         return self._heartbeat_reply(run, writer)
+
+    def reserve_episodes(self, request: ReserveRequest) -> ReserveReply:
+        """Lease episodes of an environment to a writer; durable before it is answered.
+
+        Raises:
+            NotFoundError: no such run or writer.
+            ProtocolError: the request is malformed.
+            InvalidStepError: there are not so many numbers left.
+            UnavailableError: the store cannot commit now.
+        """
+        leases.check_reserve(request)
+        changes = Changes()
+        with self._commits(changes):
+            run, writer = self._writer(request.run_uid, request.writer_id)
+            changes.runs[run.state.row.run_no] = run.state
+            openings.note_alive(run.state, writer, changes, self._now_ms())
+            run.cursors.ensure_all(self._view(run.state))
+            first = leases.reserve(run.state, run.cursors, writer, request, changes)
+        return ReserveReply(first, self._store.generation)
 
     # --- from outside --------------------------------------------------------------------------
     def change_run(self, run_uid: str, change: RunChange) -> None:

@@ -37,6 +37,8 @@ from metrana_async.wire.messages import (
     LeaveRequest,
     OpenReply,
     OpenRequest,
+    ReserveReply,
+    ReserveRequest,
 )
 from metrana_async.wire.run_life import RunChange
 
@@ -130,6 +132,10 @@ class IngestWorker:
     async def leave(self, request: LeaveRequest) -> HeartbeatReply:
         """See IngestService.leave."""
         return await self._call(lambda: self._service.leave(request))
+
+    async def reserve_episodes(self, request: ReserveRequest) -> ReserveReply:
+        """See IngestService.reserve_episodes."""
+        return await self._call(lambda: self._service.reserve_episodes(request))
 
     async def change_run(self, run_uid: str, change: RunChange) -> None:
         """See IngestService.change_run."""

@@ -147,6 +147,22 @@ class AttributeRow:
 
 
 @dataclass(frozen=True, slots=True)
+class LeaseRow:
+    """Episodes ``first .. first + count - 1`` of an environment, given to one writer.
+
+    The last lease of each writer is kept: the highest end over them is the next one's beginning.
+    `nonce` is drawn by the writer for each request, so that a repeated one is recognised.
+    """
+
+    run_no: int
+    env_no: int
+    writer_no: int
+    nonce: str
+    first: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class CutRow:
     """A restart: generations of (series, env, episode) below `generation` are not visible."""
 
@@ -217,7 +233,8 @@ class Commit:
     """Everything one durable transaction adds; rows replace rows of the same key.
 
     Keys: run_no; writer_no; series_no; (run_no, env_no); (writer_no, lane); (writer_no, lane, seq);
-    (run_no, page digest); (run_no, env_no, episode, path). `cuts` and the accepted tables only ever
+    (run_no, page digest); (run_no, env_no, episode, path); for leases (run_no, env_no, writer_no).
+    `cuts` and the accepted tables only ever
     add. `deleted` takes everything of a run away and leaves the row in its place; nothing of that
     run may be in the same commit or come later.
     """
@@ -231,6 +248,7 @@ class Commit:
     pages: list[tuple[int, str, bytes]] = field(default_factory=list)
     attributes: list[AttributeRow] = field(default_factory=list)
     attributes_removed: list[tuple[int, int | None, int | None, str]] = field(default_factory=list)
+    leases: list[LeaseRow] = field(default_factory=list)
     cuts: list[CutRow] = field(default_factory=list)
     points: list[AcceptedPoints] = field(default_factory=list)
     segments: list[AcceptedSegments] = field(default_factory=list)
@@ -252,6 +270,7 @@ class RunContents:
     lanes: list[LaneRow]
     attributes: list[AttributeRow]
     answers: list[AnswerRow] = field(default_factory=list)
+    leases: list[LeaseRow] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -346,8 +365,8 @@ class PointStore(Protocol):
     ) -> RunContents:
         """The run's catalogue; NotFoundError when there is none.
 
-        Without `with_series` its series, environments and lanes are left out: a run may have
-        hundreds of thousands, and a list of runs needs none. Series come by their numbers;
+        Without `with_series` its series, environments, lanes and leases are left out: a run may
+        have hundreds of thousands, and a list of runs needs none. Series come by their numbers;
         with `series_after` only those of a greater one. Series never change, and one that is
         committed later has a greater number.
         """

@@ -25,6 +25,7 @@ from metrana_async.server.store.base import (
     CutRow,
     DeletedRun,
     LaneRow,
+    LeaseRow,
     RunContents,
     RunRow,
     SealUnit,
@@ -52,6 +53,7 @@ class MemoryStore:
         """By writer and lane, then sequence."""
         self._pages: dict[tuple[int, str], bytes] = {}
         self._attributes: dict[_AttributeKey, AttributeRow] = {}
+        self._leases: dict[tuple[int, int, int], LeaseRow] = {}
         self._cuts: dict[int, list[CutRow]] = {}
         self._points: dict[int, list[AcceptedPoints]] = {}
         self._segments: dict[int, list[AcceptedSegments]] = {}
@@ -90,6 +92,8 @@ class MemoryStore:
                 self._attributes.pop(key, None)
             for row in changes.attributes:
                 self._attributes[row.run_no, row.env_no, row.episode, row.path] = row
+            for lease in changes.leases:
+                self._leases[lease.run_no, lease.env_no, lease.writer_no] = lease
             for cut in changes.cuts:
                 self._cuts.setdefault(cut.series_no, []).append(cut)
             for table in changes.points:
@@ -129,6 +133,7 @@ class MemoryStore:
         self._envs.pop(run_no, None)
         self._pages = {key: frame for key, frame in self._pages.items() if key[0] != run_no}
         self._attributes = {k: a for k, a in self._attributes.items() if k[0] != run_no}
+        self._leases = {key: lease for key, lease in self._leases.items() if key[0] != run_no}
         del self._runs[run_no]
 
     def runs(self) -> list[RunRow]:
@@ -181,6 +186,11 @@ class MemoryStore:
                     for (writer_no, _), kept in sorted(self._answers.items())
                     if with_series and writer_no in numbers
                     for answer in kept.values()
+                ],
+                leases=[
+                    lease
+                    for key, lease in sorted(self._leases.items())
+                    if with_series and key[0] == run_no
                 ],
             )
 

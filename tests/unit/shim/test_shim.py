@@ -22,7 +22,7 @@ TWINS = (
     "add_tags", "close", "flush", "get_env_last_rl_step_and_episode", "get_last_step",
     "get_metrics", "init", "is_initialized", "log", "log_attributes", "log_config",
     "log_distributed", "log_env_attributes", "log_rl_environment_step", "log_rl_episode",
-    "remove_tags", "set_description", "set_tags", "shutdown_logger",
+    "remove_tags", "reserve_episodes", "set_description", "set_tags", "shutdown_logger",
 )  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from metrana_async.server.store.base import (
     CutRow,
     DeletedRun,
     LaneRow,
+    LeaseRow,
     RunContents,
     RunRow,
     SeriesRow,
@@ -101,6 +102,11 @@ def write_catalogue(
                 for a in changes.attributes
             ],
         )
+    if changes.leases:
+        many(
+            "INSERT OR REPLACE INTO lease VALUES(?,?,?,?,?,?)",
+            [(x.run_no, x.env_no, x.writer_no, x.nonce, x.first, x.count) for x in changes.leases],
+        )
     if changes.cuts:
         many(
             "INSERT INTO cut(series_no, env_no, episode, generation, time_ms, discarded_points)"
@@ -142,7 +148,7 @@ def delete_run(connection: sqlite3.Connection, deleted: DeletedRun) -> None:
             f"DELETE FROM {table} WHERE {key} IN (SELECT {key} FROM {owner} WHERE run_no=?)",
             (run_no,),
         )
-    for table in ("series", "env", "page", "attribute", "writer", "run"):
+    for table in ("series", "env", "page", "attribute", "lease", "writer", "run"):
         done = connection.execute(f"DELETE FROM {table} WHERE run_no=?", (run_no,))
     if done.rowcount != 1:
         raise NotFoundError(f"there is no run {run_no}")
@@ -301,6 +307,12 @@ def read_contents(
         answers=[
             AnswerRow(writer_no, lane, seq, reason, orjson.loads(counts))
             for writer_no, lane, seq, reason, counts in answers
+        ],
+        leases=[
+            LeaseRow(*row)
+            for row in select(
+                "SELECT * FROM lease WHERE run_no=? ORDER BY env_no, writer_no", if_=with_series
+            )
         ],
     )
 

@@ -104,6 +104,13 @@ STEPS: Final[tuple[str, ...]] = (
     -- See LaneRow; lanes that are older than this begin with none.
     ALTER TABLE lane ADD COLUMN recent BLOB NOT NULL DEFAULT x'';
     """,
+    """
+    -- See LeaseRow.
+    CREATE TABLE lease(
+        run_no INTEGER, env_no INTEGER, writer_no INTEGER, nonce TEXT NOT NULL,
+        first INTEGER NOT NULL, count INTEGER NOT NULL,
+        PRIMARY KEY(run_no, env_no, writer_no)) WITHOUT ROWID;
+    """,
 )
 
 
