@@ -228,13 +228,24 @@ class Checker:
         if unexpected:
             self.findings.add("lost", f"{client.name}: {dict(lost)}")
         expected = statistics.committed + statistics.spooled
-        # What was given up while it was under way may have arrived all the same.
-        most = expected + lost["closed"]
+        # What was given up while it was under way may have arrived all the same; and a copy of
+        # what a restored server had lost before the word that nobody has it any more.
+        most = expected + lost["closed"] + lost["server_rollback"]
         is_kept = not (client.host.is_tampered or self.has_clones or self.has_poison)
-        least = expected if is_kept else statistics.committed
+        least = self._least_committed(client) + (statistics.spooled if is_kept else 0)
         if not least <= len(there) <= most:
             text = f"{client.name}: {len(there)} there, {least} to {most} expected; {statistics}"
             self.findings.add("conservation", text)
+
+    def _least_committed(self, client: Client) -> int:
+        """Points that must be there because the client knows them to be stored.
+
+        Who takes a new name because a clone of it uses the old one can send nothing under that
+        any more: what was stored under it has no retention.
+        """
+        committed = client.statistics.committed
+        is_lost = client.renamed_s < self.rolled_back_s
+        return committed - client.former_committed if is_lost else committed
 
     def _may_be_lost(self, client: Client) -> set[str]:
         """Reasons for which this client may have lost points."""
@@ -255,7 +266,7 @@ class Checker:
     def _check_killed(self, client: Client, mine: list[int], there: list[int]) -> None:
         """What a dead client leaves behind: what it had kept, and all but its last moments."""
         statistics = client.statistics
-        least = statistics.committed
+        least = self._least_committed(client)
         is_kept = not (client.host.is_tampered or self.has_clones or self.has_poison)
         least += statistics.spooled if is_kept else 0
         if least > len(there):
