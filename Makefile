@@ -5,12 +5,13 @@ BIN    := $(VENV)/bin
 LAUNCHERS := .venv-launchers
 HOSTED := .venv-hosted
 PEERS := .venv-peers
+COSTS := docs/explanation/what-logging-costs.md
 PEER_ENVIRONMENTS := $(patsubst benchmarks/peers/requirements/%.txt,$(PEERS)/%/.installed,\
 	$(wildcard benchmarks/peers/requirements/*.txt))
 
 .DEFAULT_GOAL := help
 .PHONY: help setup fmt lint types layers unit property interop check test test-launchers \
-	test-faults simulation outage mutants pythons cov bench bench-hosted bench-peers demo serve docs build clean
+	test-faults simulation outage mutants pythons cov bench bench-hosted bench-peers bench-record demo serve docs build clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | column -t -s '|'
@@ -105,6 +106,10 @@ $(PEERS)/%/.installed: benchmarks/peers/requirements/%.txt
 
 bench-peers: setup $(PEER_ENVIRONMENTS) ## side by side with other loggers, every workload (1.7 GB of environments, half an hour)
 	$(BIN)/python -m benchmarks.peers $(ARGS)
+
+bench-record: setup $(PEER_ENVIRONMENTS) ## on a quiet machine: new baseline of `make bench`, new tables in the docs (two hours)
+	$(BIN)/python -m benchmarks --json benchmarks/baseline.json --page $(COSTS)
+	$(BIN)/python -m benchmarks.peers --repeats 3 --page $(COSTS)
 
 demo: setup ## train a small policy, log it both ways, read everything back and compare
 	$(BIN)/python -m docs.examples.demo

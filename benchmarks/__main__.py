@@ -16,9 +16,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 import metrana_sync_shim as metrana
-from benchmarks.machine import commit
 from benchmarks.macro import callers, crowd, long_run, start, throughput, training
-from benchmarks.rows import Row, beside_yardsticks, compared, line, read_baseline
+from benchmarks.record import commit, machine, put_into
+from benchmarks.rows import Row, beside_yardsticks, compared, line, read_baseline, table
 from tests.conformance.runner import ServerProcess
 
 BASELINE = Path(__file__).parent / "baseline.json"
@@ -50,23 +50,23 @@ SECTIONS: dict[str, Callable[[float], Sequence[Row]]] = {
 def main() -> int:
     """Measure, print and compare; returns the exit status."""
     given = _arguments()
-    print(
-        f"{os.cpu_count()} cores ({platform.machine()}), CPython {platform.python_version()}, "
-        f"switch interval {sys.getswitchinterval() * 1e3:g} ms"
-    )
     rows: list[Row] = []
+    loads = []
     for section in given.only or SECTIONS:
-        print(f"\n{section} (load average {os.getloadavg()[0]:.1f})", flush=True)
+        loads.append(os.getloadavg()[0])
+        print(f"\n{section} (load average {loads[-1]:.1f})", flush=True)
         found = beside_yardsticks(lambda section=section: SECTIONS[section](given.scale))
         print("\n".join(line(row) for row in found), flush=True)
         rows += found
     print("\n" + "\n".join(compared(rows, read_baseline(given.baseline))))
+    if given.page:
+        put_into(given.page, "bench", [machine(loads), "", *table(rows)])
     if given.json:
         content = {
             "commit": commit(),
             "python": platform.python_version(),
             "machine": platform.machine(),
-            "load": os.getloadavg()[0],
+            "loads": loads,
             "rows": [asdict(row) for row in rows],
         }
         given.json.write_text(json.dumps(content, indent=1) + "\n")
@@ -78,6 +78,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", choices=SECTIONS, help="these sections")
     parser.add_argument("--scale", type=float, default=1.0, help="share of the usual amount")
     parser.add_argument("--baseline", type=Path, default=BASELINE, help="compare with this")
+    parser.add_argument("--page", type=Path, help="have the table in this page")
     parser.add_argument("--json", type=Path, help="write the figures here (a new baseline)")
     return parser.parse_args()
 

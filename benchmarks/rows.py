@@ -77,6 +77,16 @@ def line(row: Row) -> str:
     return f"{row.what:62} {row.figure:12.4g} {row.unit:12} {aim:>6} {relative}".rstrip()
 
 
+def table(rows: Sequence[Row]) -> list[str]:
+    """All rows, in Markdown."""
+    lines = ["| what | figure | unit | aim | in yardsticks |", "|---|---:|---|---:|---:|"]
+    for row in rows:
+        aim = "" if row.aim is None else f"{row.aim:g}"
+        relative = f"{row.relative:,.3g} x {row.yardstick}" if row.yardstick else ""
+        lines.append(f"| {row.what} | {row.figure:,.3g} | {row.unit} | {aim} | {relative} |")
+    return lines
+
+
 def compared(rows: Sequence[Row], baseline: Mapping[str, float]) -> list[str]:
     """In words: what is worse than the baseline by more than its factor, better, or missing there.
 

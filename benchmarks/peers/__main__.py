@@ -12,11 +12,11 @@ import platform
 import sys
 from pathlib import Path
 
-from benchmarks.machine import commit
 from benchmarks.peers import table
 from benchmarks.peers.driver import Answer, Effort, PeerFailed, measure
 from benchmarks.peers.roster import PEERS
 from benchmarks.peers.workloads import READ, WORKLOADS
+from benchmarks.record import commit, machine, put_into
 
 
 def main() -> int:
@@ -42,10 +42,13 @@ def main() -> int:
                 answers.setdefault((workload, peer.name), []).append(answer | {"load": load})
                 told = answer.get("mean_us", answer.get("read_s"))
                 print(f"{workload:13} {peer.name:18} {told:12.4g}  (load {load:.1f})", flush=True)
-    print("\n".join(_head(answers) + table.ratios(answers) + table.tables(answers)))
+    lines = _head(answers) + table.ratios(answers) + table.tables(answers)
     if failures:
-        print("\n### not measured\n")
-        print("\n".join(f"- {what}: {why}" for what, why in failures.items()))
+        lines += ["", "### not measured", ""]
+        lines += [f"- {what}: {why}" for what, why in failures.items()]
+    print("\n".join(lines))
+    if given.page:
+        put_into(given.page, "peers", lines)
     if given.json:
         _write(given.json, answers, failures)
     return 0
@@ -68,19 +71,20 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--scale", type=float, default=1.0, help="share of the calls")
     parser.add_argument("--limit", type=float, default=3.0, help="seconds of one loop, at most")
     parser.add_argument("--directory", type=Path, help="on this disk (default: the temporary one)")
+    parser.add_argument("--page", type=Path, help="have the tables in this page")
     parser.add_argument("--json", type=Path, help="write every answer here too")
     return parser.parse_args()
 
 
 def _head(answers: table.Answers) -> list[str]:
-    loads = [run["load"] for runs in answers.values() for run in runs] or [0.0]
+    loads = [run["load"] for runs in answers.values() for run in runs]
     kept = {peer.name: peer.keeps for peer in PEERS}
-    machine = (
-        f"{os.cpu_count()} cores ({platform.machine()}), CPython {platform.python_version()}, "
-        f"load average {min(loads):.1f} to {max(loads):.1f} before each. Times in microseconds "
-        "where no other unit stands."
-    )
-    lines = ["", machine, "", "| client | what `close` promises |", "|---|---|"]
+    lines = [
+        f"{machine(loads)} Times in microseconds where no other unit stands.",
+        "",
+        "| client | what `close` promises |",
+        "|---|---|",
+    ]
     return lines + [f"| {peer} | {kept[peer]} |" for peer in dict.fromkeys(p for _, p in answers)]
 
 

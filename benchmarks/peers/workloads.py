@@ -72,7 +72,7 @@ class Calls:
     def __init__(self, workload: Workload, thread: int = 0) -> None:
         """Make the data: enough for a first call and two loops."""
         self._shape = workload.shape
-        self._metric = f"{METRIC}/{thread}" if thread else METRIC
+        self._metric = f"{METRIC}{thread}" if thread else METRIC
         random = np.random.default_rng(thread)
         self._values = random.standard_normal(_VALUES).tolist()
         self._names = [f"layer{n // 100}/unit{n % 100}" for n in range(SERIES)]
