@@ -238,14 +238,8 @@ class Checker:
             self.findings.add("conservation", text)
 
     def _least_committed(self, client: Client) -> int:
-        """Points that must be there because the client knows them to be stored.
-
-        Who takes a new name because a clone of it uses the old one can send nothing under that
-        any more: what was stored under it has no retention.
-        """
-        committed = client.statistics.committed
-        is_lost = client.renamed_s < self.rolled_back_s
-        return committed - client.former_committed if is_lost else committed
+        """Points that must be there because the client knows them to be stored."""
+        return 0 if is_twice_unsure(client, self._rolled_back) else client.statistics.committed
 
     def _may_be_lost(self, client: Client) -> set[str]:
         """Reasons for which this client may have lost points."""
@@ -335,6 +329,16 @@ class Checker:
         if len(missing) > declared.total():
             text = f"{client.name}: {len(missing)} flushed and gone, {dict(declared)} declared"
             self.findings.add("flush lied", text)
+
+
+def is_twice_unsure(client: Client, rolled_back: set[str]) -> bool:
+    """Whether nobody can say any more what of this client's acknowledged points is stored.
+
+    A restored server takes new batches of one clone in the places of those that it has lost of
+    another. Its marks are as they were before the rollback then, and the other sends nothing
+    again; nor does who has taken a new name send what was stored under the old one.
+    """
+    return client.is_cloned and bool(rolled_back)
 
 
 def _may_be_damaged(client: Client) -> bool:

@@ -108,10 +108,8 @@ class Client:
         self.lost_power = False
         self.flushed: list[tuple[int, float]] = []
         """After each flush that returned: the first value not covered by it, and when."""
-        self.former_committed = 0
-        """Points that were stored under names which it has given up since."""
-        self.renamed_s = float("-inf")
-        """When it last took a new name."""
+        self.is_cloned = twin is not None
+        """Whether another process came with its identity, or it with another's."""
         self.queued_again_s = float("-inf")
         """When it last queued again what a restored server had lost."""
         self.problems: list[str] = []
@@ -179,7 +177,6 @@ class Client:
             spool_place=place,
         )
         self._watch_rollbacks(self.writer._outbox)
-        self._watch_renaming(self.writer._outbox)
         self.writer.start()
         self.run = Run(Front(self.writer))
         self.note("joined" if reply is not None else "started without a server")
@@ -194,15 +191,6 @@ class Client:
             queued_again()
 
         outbox.on_queued_again = watched
-
-    def _watch_renaming(self, outbox: Outbox) -> None:
-        rename = outbox.rename
-
-        def watched(writer_id: str, now_s: float) -> None:
-            self.former_committed, self.renamed_s = self.statistics.committed, now_s
-            rename(writer_id, now_s)
-
-        outbox.rename = watched  # type: ignore[method-assign]  # of this one object
 
     async def _adopt(self, adoption: Adoption) -> None:
         transport = self._transport()

@@ -30,7 +30,7 @@ from metrana_async.wire.limits import WRITER_LIVE_S
 from metrana_async.wire.model import Batch
 from tests.simulation import host as host_module
 from tests.simulation.book import Book
-from tests.simulation.checker import Checker, stored_values
+from tests.simulation.checker import Checker, is_twice_unsure, stored_values
 from tests.simulation.client import Client, Habits, Lane
 from tests.simulation.host import Host
 from tests.simulation.machine import ProcessKilled, Scheduler
@@ -207,6 +207,8 @@ class World:
         """A flush that returned never lies: at this very moment everything before is kept."""
         if client.generation in self.rolled_back:
             return  # what was acknowledged before may be gone, and it has not heard of that yet
+        if is_twice_unsure(client, self.rolled_back):
+            return
         there = stored_values(self.server.store)
         missing = [
             value
@@ -285,7 +287,7 @@ class World:
         if joined and len(self.lanes) < 5:
             twin = self.rng.choice(joined)
             self._start_client(self._new_lane(), twin=twin)
-            self.has_clones = True
+            self.has_clones = twin.is_cloned = True
             self.note("cloned", twin.name)
 
     async def _pause(self) -> None:
