@@ -107,9 +107,9 @@ $(PEERS)/%/.installed: benchmarks/peers/requirements/%.txt
 bench-peers: setup $(PEER_ENVIRONMENTS) ## side by side with other loggers, every workload (1.7 GB of environments, half an hour)
 	$(BIN)/python -m benchmarks.peers $(ARGS)
 
-bench-record: setup $(PEER_ENVIRONMENTS) ## on a quiet machine: new baseline of `make bench`, new tables in the docs (two hours)
+bench-record: setup $(PEER_ENVIRONMENTS) ## on a quiet machine: new baseline of `make bench`, new tables in the docs (an hour; REPEATS=n, 3)
 	$(BIN)/python -m benchmarks --json benchmarks/baseline.json --page $(COSTS)
-	$(BIN)/python -m benchmarks.peers --repeats 3 --page $(COSTS)
+	$(BIN)/python -m benchmarks.peers --repeats $(or $(REPEATS),3) --page $(COSTS)
 
 demo: setup ## train a small policy, log it both ways, read everything back and compare
 	$(BIN)/python -m docs.examples.demo

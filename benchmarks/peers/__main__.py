@@ -69,7 +69,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--peers", nargs="+", choices=[p.name for p in PEERS], help="these clients")
     parser.add_argument("--repeats", type=int, default=1, help="of everything; medians are printed")
     parser.add_argument("--scale", type=float, default=1.0, help="share of the calls")
-    parser.add_argument("--limit", type=float, default=3.0, help="seconds of one loop, at most")
+    parser.add_argument("--limit", type=float, default=2.0, help="seconds of one loop, at most")
     parser.add_argument("--directory", type=Path, help="on this disk (default: the temporary one)")
     parser.add_argument("--page", type=Path, help="have the tables in this page")
     parser.add_argument("--json", type=Path, help="write every answer here too")

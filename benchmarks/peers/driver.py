@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import tempfile
 import threading
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +33,7 @@ class Effort:
 
     scale: float = 1.0
     """Share of the calls."""
-    limit_s: float = 3.0
+    limit_s: float = 2.0
     """Of one loop, for peers that are slow."""
 
 
@@ -78,20 +80,18 @@ def _run(peer: Peer, server: Server, jobs: list[Answer]) -> list[Answer]:
     """Start them, let them go at once when all are ready, and collect their answers."""
     directory = Path(jobs[0]["directory"])
     paths = [directory / f"answer-{job['task']}-{number}" for number, job in enumerate(jobs)]
-    children = []
-    try:
+    with ExitStack() as ends:
+        children = []
         for job, path in zip(jobs, paths, strict=True):
-            children.append(_start(peer, job | {"answer": str(path), "server": server.store}))
+            child = _start(peer, job | {"answer": str(path), "server": server.store})
+            children.append(ends.enter_context(child))
+            ends.callback(_kill, child)
         for child in children:
             _await_ready(child)
         cpu_s = sum(map(cpu_of, server.pids))
         for child in children:
             _go(child)
         said = [_end(child) for child in children]
-    finally:
-        for child in children:
-            child.kill()
-            child.wait()
     cpu_s = sum(map(cpu_of, server.pids)) - cpu_s
     answers = []
     for path, text in zip(paths, said, strict=True):
@@ -120,7 +120,14 @@ def _start(peer: Peer, job: Answer) -> subprocess.Popen[str]:
         text=True,
         cwd=ROOT,
         env=environment,
+        start_new_session=True,
     )
+
+
+def _kill(child: subprocess.Popen[str]) -> None:
+    """End it and the helpers that it started, those that outlive it too."""
+    with suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
 
 
 def _await_ready(child: subprocess.Popen[str]) -> None:
