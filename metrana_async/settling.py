@@ -144,8 +144,8 @@ class Settling:
             return True
         if self.is_over(deadline_s):
             raise WaitTimeoutError(
-                f"run {self._writer.run_name!r}: the server went back in time, and has not said "
-                f"within {timeout_s:g} s what it still has"
+                f"run {self._writer.run_name!r}: the server was started again, perhaps on an older "
+                f"store, and has not said within {timeout_s:g} s what it has"
             )
         await asyncio.sleep(_LOOK_EVERY_S)
         return False
