@@ -9,6 +9,8 @@ import json
 import os
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -21,26 +23,34 @@ _PENDING_CALLS = 123  # of 8,192 points: a million
 _IDLE_S = 2.0
 
 
-def opens(data_dir: str) -> dict[str, float]:
-    """Seconds of opening a new run, first in the process and then once more."""
-    import metrana_sync_shim as metrana
+@contextmanager
+def _timed(figures: dict[str, float], name: str) -> Iterator[None]:
+    """Add the seconds of the block, and this process's seconds of CPU."""
+    start_s, start_cpu_s = time.perf_counter(), time.process_time()
+    yield
+    figures[f"{name}_s"] = time.perf_counter() - start_s
+    figures[f"{name}_cpu_s"] = time.process_time() - start_cpu_s
 
-    figures = {}
-    for name in ("first_s", "second_s"):
-        start_s = time.perf_counter()
-        run = metrana.init(project_name=PROJECT, data_dir=data_dir, quiet=True)
-        figures[name] = time.perf_counter() - start_s
+
+def opens(data_dir: str) -> dict[str, float]:
+    """Importing the shim, opening a new run, first in the process, and opening another."""
+    figures: dict[str, float] = {}
+    with _timed(figures, "import"):
+        import metrana_sync_shim as metrana
+    for name in ("first", "second"):
+        with _timed(figures, name):
+            run = metrana.init(project_name=PROJECT, data_dir=data_dir, quiet=True)
         run.close()
     return figures
 
 
 def joins(data_dir: str) -> dict[str, float]:
-    """Seconds of joining the run of many series."""
+    """Joining the run of many series, with the modules loaded."""
     from benchmarks.macro import many_series
 
-    start_s = time.perf_counter()
-    run = many_series.opened(Path(data_dir))
-    figures = {"join_s": time.perf_counter() - start_s}
+    figures: dict[str, float] = {}
+    with _timed(figures, "join"):
+        run = many_series.opened(Path(data_dir))
     run.shutdown_logger()
     return figures
 
@@ -60,18 +70,19 @@ def idles(data_dir: str) -> dict[str, float]:
 
 
 def closes(data_dir: str) -> dict[str, float]:
-    """Seconds of a close with a million block points pending."""
+    """Logging a million block points, and closing with them pending."""
     import metrana_sync_shim as metrana
 
     grids = rollouts(np.random.default_rng(0), _PENDING_CALLS, (64, 128))
     environments = [f"env{n}" for n in range(64)]
     run = metrana.init(project_name=PROJECT, data_dir=data_dir, quiet=True)
-    start_s = time.perf_counter()
-    for rl_step, (values, episodes) in enumerate(grids):
-        run.log_rl_environment_step("reward", values, rl_step, environments, episode=episodes)
-    logged_s = time.perf_counter()
-    run.close()
-    return {"log_s": logged_s - start_s, "close_s": time.perf_counter() - logged_s}
+    figures: dict[str, float] = {}
+    with _timed(figures, "log"):
+        for rl_step, (values, episodes) in enumerate(grids):
+            run.log_rl_environment_step("reward", values, rl_step, environments, episode=episodes)
+    with _timed(figures, "close"):
+        run.close()
+    return figures
 
 
 TASKS = {task.__name__: task for task in (opens, joins, idles, closes)}
