@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
 import textwrap
@@ -17,6 +18,7 @@ from metrana_async.spool import layout
 from metrana_async.spool.disk import RealDisk
 from metrana_async.spool.reader import SpoolReader
 from tests.conformance.runner import ServerProcess
+from tests.fault import proxy as faults
 from tests.fault.proxy import ChaosProxy
 from tests.interop.conftest import JOB_VARIABLES, ROOT, Place
 
@@ -148,3 +150,45 @@ def site_of(place: Place, server: ServerProcess, folder: Path) -> Iterator[Site]
             program.wait()
             for stream in (program.stdin, program.stdout, program.stderr):
                 stream.close()
+
+
+class Refusing:
+    """Answers requests with what a tired server says, at random."""
+
+    def __init__(self, seed, share=1.0, kinds=("429", "500", "cut", "hang up")):
+        self.rng, self.share, self.kinds = random.Random(seed), share, kinds
+        self.count = 0
+
+    async def __call__(self, exchange):
+        if self.rng.random() >= self.share:
+            await exchange.say(await exchange.ask())
+            return
+        self.count += 1
+        kind = self.rng.choice(self.kinds)
+        if kind == "cut":  # the server has it, its answer is lost
+            await faults.cut_before_answer(exchange)
+        elif kind == "hang up":
+            await faults.keep_alive_race(exchange)
+        else:
+            await exchange.request()
+            words = {"429": b"429 Too Many Requests\r\nRetry-After: 0", "500": b"500 Oh\r\n"}[kind]
+            await exchange.say(b"HTTP/1.1 " + words.strip() + b"\r\nContent-Length: 0\r\n\r\n")
+
+
+WAYS = ("online", "retry", "offline")
+"""With the server there; its first answers fail; without it, and a sync at the end."""
+
+
+def set_out(site: Site, way: str) -> None:
+    """Let a site's points travel one of `WAYS`; `arrive` ends the journey."""
+    site.mode = "offline" if way == "offline" else "online"
+    if way == "retry":
+        site.proxy.inject(Refusing(7), times=3)
+    if way == "offline":
+        site.proxy.refuse()
+
+
+def arrive(site):
+    """Whatever is still on the disk goes to the server now, twice: the second adds nothing."""
+    site.deliver()
+    assert site.deliver() == 0
