@@ -45,7 +45,7 @@ class MetranaError(Exception):
     """
 
     code: ClassVar[str] = "error"
-    retryable: ClassVar[bool] = False
+    retryable: bool = False
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message if hint is None else f"{message} — {hint}")

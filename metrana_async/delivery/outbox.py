@@ -94,6 +94,7 @@ class Outbox:
         self._compress = compress
         self._known_pages: set[str] = set()
         self._credit_bytes = limits.REQUEST_BYTES
+        self._body_bytes_max = limits.REQUEST_BYTES
         self._is_isolating = False
         self._unread_count = 0
         self._no_progress_count = 0
@@ -247,7 +248,7 @@ class Outbox:
         """The next request to send, or None when there is nothing to send."""
         batches: list[SealedBatch] = []
         pages: dict[str, bytes] = {}
-        budget = min(limits.REQUEST_BYTES, max(self._credit_bytes, 1))
+        budget = min(self._body_bytes_max, max(self._credit_bytes, 1))
         nbytes = 0
         count_max = 1 if self._is_isolating else limits.REQUEST_BATCHES
         for lane in self.lanes.values():
@@ -339,6 +340,13 @@ class Outbox:
     @staticmethod
     def _pages_of(request: Request) -> set[str]:
         return {digest for sealed in request.batches for digest in sealed.pages}
+
+    def shrink(self, request: Request) -> bool:
+        """Send at most half as much at a time; False where it was one batch, which is not cut."""
+        if len(request.batches) == 1:
+            return False
+        self._body_bytes_max = len(request.body) // 2
+        return True
 
     def on_refused(self, request: Request, error: MetranaError) -> bool:
         """The server refused a whole request for good: find the batch it cannot take.

@@ -16,6 +16,7 @@ from metrana_async.engine.clock import Clock
 from metrana_async.engine.pulse import Pulse
 from metrana_async.errors import (
     AuthError,
+    BatchTooLargeError,
     MetranaError,
     NotFoundError,
     ProtocolError,
@@ -144,6 +145,8 @@ class Sender:
 
     async def _failed(self, request: Request, error: MetranaError) -> float:
         self._ledger.send_errors += 1
+        if isinstance(error, BatchTooLargeError) and self._outbox.shrink(request):
+            return 0.0  # An answer, and no outage: smaller requests may pass.
         self._failed_attempt = self._ledger.requests_sent
         if self._failing_since_s is None:
             self._failing_since_s = self._clock.monotonic_s()

@@ -25,6 +25,7 @@ from typing import Any, Final, TypeVar
 import orjson
 
 from metrana_async.errors import (
+    BatchTooLargeError,
     MetranaError,
     ProtocolError,
     TransportError,
@@ -290,7 +291,20 @@ def decode_error(status: int, body: bytes) -> MetranaError:
         error.hint = content.get("hint")
     except (orjson.JSONDecodeError, KeyError, TypeError):
         text = body[:200].decode("utf-8", "replace")
+        if status == STATUS_BY_CODE[BatchTooLargeError.code]:
+            return _too_large_on_the_way(text)
         return UnavailableError(f"the server answered {status}: {text!r}")
     if error.hint is not None:
         error.args = (f"{error.message} — {error.hint}",)
+    return error
+
+
+def _too_large_on_the_way(text: str) -> BatchTooLargeError:
+    """A proxy's answer to a body beyond its limit. Unlike the server's own it is not for good."""
+    error = BatchTooLargeError(
+        f"a proxy before the server takes no request of this size: {text!r}",
+        hint="raise its limit of request bodies to 32 MB (nginx: client_max_body_size)",
+    )
+    # Smaller requests pass, and who runs the proxy may raise the limit: nothing is given up.
+    error.retryable = True
     return error

@@ -342,6 +342,26 @@ def test_a_poison_batch_is_isolated_and_declared():
     world.assert_balanced()
 
 
+def test_who_takes_no_large_requests_gets_smaller_ones():
+    """Halved until it passes, and no larger again; one batch is never cut, nor given up by this."""
+    world = World()
+    world.seal(*[100] * 16)
+    limit = len(world.request().body) // 3
+    refused = 0
+    while len(world.request().body) > limit:
+        assert world.outbox.shrink(world.request())
+        refused += 1
+    assert refused == 2
+    while not world.outbox.is_empty():
+        assert len(world.request().body) <= limit
+        world.store()
+    assert world.ledger.committed == 1600
+    world.seal(100)
+    assert not world.outbox.shrink(world.request())
+    assert world.ledger.rejected == {}
+    world.assert_balanced()
+
+
 def test_after_a_conflict_the_rest_is_sealed_under_a_new_name():
     """Another writer under our identity: what is not stored goes on as a new incarnation."""
     world = World()

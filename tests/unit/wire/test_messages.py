@@ -126,3 +126,14 @@ def test_an_unreadable_error_answer_is_retryable():
     error = decode_error(502, b"<html>bad gateway</html>")
     assert error.retryable
     assert "502" in str(error)
+
+
+def test_a_proxys_limit_is_no_verdict_of_the_server():
+    """Its 413 is tried again, smaller, and says what to do; the server's own is for good."""
+    error = decode_error(413, b"<html>too large</html>")
+    assert isinstance(error, errors.BatchTooLargeError)
+    assert error.retryable
+    assert "client_max_body_size" in str(error)
+    own = decode_error(*encode_error(errors.BatchTooLargeError("a frame is too large")))
+    assert isinstance(own, errors.BatchTooLargeError)
+    assert not own.retryable
