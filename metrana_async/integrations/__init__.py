@@ -1,0 +1,1 @@
+"""Other libraries' training code, logged: one module each, imported on use."""
