@@ -150,8 +150,8 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     Mutant(
         "credit is ignored",
         OUTBOX,
-        "budget = min(limits.REQUEST_BYTES, max(self._credit_bytes, 1))",
-        "budget = limits.REQUEST_BYTES",
+        "budget = min(self._body_bytes_max, max(self._credit_bytes, 1))",
+        "budget = self._body_bytes_max",
         LANES_TESTS,
     ),
     Mutant(
