@@ -189,7 +189,7 @@ class Membership:
             self._on_trouble(error)
             return
         self._on_notices(reply.notices)
-        if reply.generation != self.generation:
+        if reply.generation != self.generation or self.is_unsettled:
             await self.reopen_quietly(self._left_s(deadline_s))
 
     def _left_s(self, deadline_s: float) -> float:
@@ -242,7 +242,7 @@ class Membership:
             self._on_trouble(error)
             return False
         self._on_notices(reply.notices)
-        if reply.generation != self.generation:
+        if reply.generation != self.generation or self.is_unsettled:
             await self.reopen_quietly(self._left_s(deadline_s))
         return reply.generation == self.generation
 

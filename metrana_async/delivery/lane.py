@@ -42,6 +42,7 @@ class SealedBatch:
         is_written: whether it was handed to the spool's disk, synced or not.
         is_durable: whether the spool holds it, on disk for good.
         is_settled: whether it was acknowledged, refused or given up.
+        is_unsure: whether it was sent and no answer has said what became of it.
         committed: how many of its points the server acknowledged as durable.
         acked_s: monotonic time of that acknowledgement.
     """
@@ -56,6 +57,7 @@ class SealedBatch:
     is_written: bool = False
     is_durable: bool = False
     is_settled: bool = False
+    is_unsure: bool = False
     committed: int = 0
     counts: dict[str, int] = field(default_factory=dict)
     acked_s: float = 0.0
@@ -117,6 +119,11 @@ class Lane:
             if not sealed.is_durable:
                 return sealed.seq - 1
         return max(self.loaded_seq, self.durable_seq)
+
+    @property
+    def is_unsure(self) -> bool:
+        """Whether the server may have stored the first of what is queued; the rest lies behind."""
+        return bool(self.queue) and self.queue[0].is_unsure
 
     @property
     def is_loaded(self) -> bool:

@@ -251,7 +251,11 @@ class Outbox:
         budget = min(self._body_bytes_max, max(self._credit_bytes, 1))
         nbytes = 0
         count_max = 1 if self._is_isolating else limits.REQUEST_BATCHES
+        # Before a new name is taken: only what the server may have stored under the old one.
+        is_asking = self.is_conflicted and not self.must_rename
         for lane in self.lanes.values():
+            if is_asking and not lane.is_unsure:
+                continue
             for sealed in lane.queue:
                 missing = self._frames_of(sealed.pages, pages)
                 cost = len(sealed.frame) + sum(map(len, missing.values()))
@@ -266,6 +270,12 @@ class Outbox:
             return None
         body = b"".join([*pages.values(), *(sealed.frame for sealed in batches)])
         return Request(body, batches, tuple(pages))
+
+    @staticmethod
+    def note_sent(request: Request) -> None:
+        """From here on the server may have these, until an answer says so or not."""
+        for sealed in request.batches:
+            sealed.is_unsure = True
 
     def _frames_of(self, digests: tuple[str, ...], sent: Mapping[str, bytes]) -> dict[str, bytes]:
         """The pages among `digests` that the server is not known to have and that are at hand."""
@@ -293,6 +303,8 @@ class Outbox:
             # stands, or they would be sent once more under another name.
             if not self.is_conflicted:
                 raise
+        for sealed in request.batches:
+            sealed.is_unsure = False
         before = self.queued_bytes
         listed = {(sealed.lane, sealed.seq): sealed.pages for sealed in request.batches}
         for answered in reply.replies:
@@ -434,8 +446,17 @@ class Outbox:
         self._foreign_marks_count = 0
 
     @property
+    def must_rename(self) -> bool:
+        """Whether to `rename` before sending on.
+
+        Not before the server has said of everything that was sent whether it has it: that would
+        be stored twice.
+        """
+        return self.is_conflicted and not any(lane.is_unsure for lane in self.lanes.values())
+
+    @property
     def is_conflicted(self) -> bool:
-        """True when another writer uses this identity: `rename` before sending on."""
+        """True when another writer uses this identity."""
         if self._foreign_marks_count >= _FOREIGN_MARKS_MAX:
             return True
         return any(lane.is_conflicted for lane in self.lanes.values())

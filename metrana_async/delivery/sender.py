@@ -113,8 +113,9 @@ class Sender:
 
     async def _send(self, request: Request) -> float:
         """One attempt; returns the seconds to wait before the next."""
-        if self._outbox.is_conflicted:
+        if self._outbox.must_rename:
             return await self._introduce(self._renew)
+        self._outbox.note_sent(request)
         self._ledger.requests_sent += 1
         try:
             answer = await self._transport.post(

@@ -321,6 +321,23 @@ def test_what_a_conflicting_answer_says_of_our_own_batches_stands():
     world.assert_balanced()
 
 
+def test_no_new_name_is_taken_before_the_old_ones_answers_are_known():
+    """What was sent may be stored: it is asked for first, or it would be stored twice."""
+    world = World()
+    world.seal(3)
+    world.seal(4, lane=2)
+    world.outbox.note_sent(world.request())
+    conflict = BatchReply(0, 1, BatchStatus.CONFLICT)
+    world.outbox.lanes[0].apply(conflict, 0.0)
+    assert world.outbox.is_conflicted
+    assert not world.outbox.must_rename
+    world.reply(world.request(), conflict, stored(2, 1, stored=4))
+    assert world.outbox.must_rename
+    world.outbox.rename("d" * 32, 0.0)
+    assert [b.points_count for b in world.request().batches] == [3]
+    world.assert_balanced()
+
+
 @pytest.mark.fault_row("D7")
 def test_a_poison_batch_is_isolated_and_declared():
     """A request refused as a whole is split until the culprit is alone; its loss is declared."""
