@@ -23,6 +23,7 @@ REGRESSIONS = (
     *(45, 215, 381, 430, 1290, 1359, 1550, 1699, 1820, 2279, 2730, 4949, 5698, 6494, 7874),
     *(8171, 8361, 8731, 9402, 9899),
 )
+WITH_CLONES = (832, 1029, 1256, 1912, 2194, 4523, 5582)
 
 
 @pytest.mark.fault_row("C5", "C23", "E9")
@@ -49,6 +50,12 @@ def test_worlds_are_sound_and_show_every_fault(record_property):
 def test_a_seed_that_once_failed_is_sound(seed):
     """Worlds in which a fault of ours was found."""
     assert not run_seed(seed, left_out=("clone",)).findings
+
+
+@pytest.mark.parametrize("seed", WITH_CLONES)
+def test_a_seed_that_once_failed_with_clones_is_sound(seed):
+    """The same where somebody may be cloned."""
+    assert not run_seed(seed, left_out=()).findings
 
 
 PROGRAM = """
