@@ -22,7 +22,7 @@ from benchmarks.peers.workloads import rollouts
 from benchmarks.rows import APPEND, COPY, Row
 
 REPEATS = 5
-_GRIDS, _WIDE_ROWS = 2_600, 4_096
+_GRIDS, _TALL, _WIDE_ROWS = 2_600, 60, 4_096
 _ASYNC_ROUNDS, _ASYNC_CALLS = 25, 2_000
 _TAIL_CALLS, _TAIL_PACED_CALLS, _PACE_S = 100_000, 4_000, 0.001
 
@@ -63,7 +63,9 @@ class Workloads:
         self.envs64 = [f"env{i}" for i in range(64)]
         self.wide = rng.standard_normal((_WIDE_ROWS, 1024), dtype=np.float32)
         self.envs1024 = [f"env{i}" for i in range(1024)]
-        self.grid_calls = 0
+        self.tall = rollouts(rng, _TALL, (4_096, 24))
+        self.envs4096 = [f"env{i}" for i in range(4_096)]
+        self.grid_calls = self.tall_calls = 0
         self.rl_step = 0
         self.step = 0
 
@@ -87,6 +89,13 @@ class Workloads:
             "reward", values, self.grid_calls, self.envs64, episode=episodes
         )
 
+    def tall_grid(self, i: int) -> None:
+        values, episodes = self.tall[self.tall_calls]
+        self.tall_calls += 1
+        metrana.log_rl_environment_step(
+            "tall", values, self.tall_calls, self.envs4096, episode=episodes
+        )
+
     def wide_row(self, i: int) -> None:
         self.rl_step += 1
         metrana.log_rl_environment_step(
@@ -105,8 +114,9 @@ def callers() -> list[Row]:
         ("dict of 20", work.mapping, 5_000, 500, 10, APPEND),
         ("64x128 block, int64 episodes", work.grid, 300, 100, 25, COPY),
         ("1,024x1 block", work.wide_row, 1_000, 200, 40, COPY),
+        ("4,096x24 block, int64 episodes", work.tall_grid, 6, 4, 1_000, COPY),
     ):
-        for i in range(50):
+        for i in range(min(50, calls)):
             call(i)
         metrana.flush()
         for pace, count, pause_s in (("tight", calls, 0.0), ("paced", paced, 0.001)):

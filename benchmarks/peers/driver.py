@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import tempfile
@@ -20,7 +21,7 @@ from benchmarks.processes import cpu_of, disk_bytes, memory_mb
 Answer = dict[str, Any]
 READ_POINTS = 1_000_000
 _PATIENCE_S = 180.0
-_LAST_LINES = 3
+_ERROR = re.compile(r"[\w.]*(Error|Exception)\b")
 
 
 class PeerFailed(Exception):
@@ -160,8 +161,10 @@ def _end(child: subprocess.Popen[str]) -> str:
 
 
 def _last(lines: list[str]) -> str:
+    """The error that ended it, without the traceback; else its last words."""
     said = [line.strip() for line in lines if line.strip()]
-    return " / ".join(said[-_LAST_LINES:]) or "ended without a word"
+    errors = [line for line in said if _ERROR.match(line)]
+    return (errors or said or ["ended without a word"])[-1]
 
 
 def _together(answers: list[Answer]) -> Answer:

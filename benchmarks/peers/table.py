@@ -91,9 +91,13 @@ def _table(
 
 
 def ratios(answers: Answers) -> list[str]:
-    """What the loop loses a call, and CPU a point up to durable, as multiples of ours."""
+    """What the loop loses a call, in all and as CPU, and CPU a point, as multiples of ours."""
     lines = []
-    for name, what in (("mean_us", "mean time of a call"), ("cpu_us", "CPU of a point")):
+    for name, what in (
+        ("mean_us", "mean time of a call"),
+        ("caller_us", "caller CPU of a call"),
+        ("cpu_us", "CPU of a point"),
+    ):
         workloads = [
             workload
             for workload in dict.fromkeys(workload for workload, _ in answers)
