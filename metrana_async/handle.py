@@ -89,6 +89,7 @@ class Handle:
         mark = writer.inbox.appended_count
 
         async def answer() -> int | None:
+            await writer.wait_for_seeds()
             number = writer.registry.find(wanted)
             if number is None:
                 return None

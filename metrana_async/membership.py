@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import replace
 from typing import Final, TypeVar
 
@@ -33,6 +33,8 @@ from metrana_async.wire.messages import (
     ReserveReply,
     ReserveRequest,
     Seeds,
+    SeedsReply,
+    SeedsRequest,
     decode_answer,
     encode_message,
 )
@@ -40,6 +42,11 @@ from metrana_async.wire.messages import (
 REPLY_TIMEOUT_S: Final = 10.0
 _LEAST_S: Final = 0.05
 """What a request gets whose time is up."""
+
+SEEDS_WITH_ADMISSION: Final = 5_000
+"""Series of the largest run whose seeds `init` waits for; those of a larger one follow."""
+SEEDS_PATIENCE_S: Final = 3.0
+"""How long a part of the seeds may take; until then nothing is sealed, so nothing is spooled."""
 
 _Reply = TypeVar("_Reply")
 
@@ -136,7 +143,8 @@ class Membership:
             MetranaError: it did not work.
         """
         when_asked = self._acked()
-        reply = await self._call("/writers/open", self.request, OpenReply, timeout_s)
+        request = replace(self.request, seeds_max=0)
+        reply = await self._call("/writers/open", request, OpenReply, timeout_s)
         if reply.run_uid != self.run_uid:
             text = f"the server has lost run {self.run_name!r} and made another under its name"
             raise RejectedError(text)
@@ -161,7 +169,9 @@ class Membership:
             MetranaError: it did not work; the membership is as before.
         """
         request = replace(self.request, writer_id=writer_id)
-        reply = await self._call("/writers/open", request, OpenReply, REPLY_TIMEOUT_S)
+        reply = await self._call(
+            "/writers/open", replace(request, seeds_max=0), OpenReply, REPLY_TIMEOUT_S
+        )
         self.request = request
         self.generation = reply.generation
 
@@ -171,8 +181,27 @@ class Membership:
         Raises:
             MetranaError: it does not answer.
         """
-        request = self.request
+        request = replace(self.request, seeds_max=-1)
         return (await self._call("/writers/open", request, OpenReply, REPLY_TIMEOUT_S)).seeds
+
+    async def seeds_that_follow(self) -> AsyncIterator[Seeds]:
+        """The seeds that did not come with the admission, part after part.
+
+        Raises:
+            MetranaError: the server does not answer for SEEDS_PATIENCE_S.
+        """
+        first: int | None = 0
+        while first is not None:
+            request = SeedsRequest(self.run_uid, self.request.writer_id, first)
+            reply = await retried(
+                lambda left_s, request=request: self._call(  # type: ignore[misc]
+                    "/writers/seeds", request, SeedsReply, left_s
+                ),
+                SEEDS_PATIENCE_S,
+                self._clock,
+            )
+            yield reply.seeds
+            first = reply.next
 
     async def beat(self, counters: dict[str, int], timeout_s: float = REPLY_TIMEOUT_S) -> None:
         """Show life and fetch notices. A failure is told, not raised."""

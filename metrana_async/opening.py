@@ -34,7 +34,7 @@ from metrana_async.errors import (
     UnavailableError,
 )
 from metrana_async.leftovers import Adoption
-from metrana_async.membership import retried
+from metrana_async.membership import SEEDS_WITH_ADMISSION, retried
 from metrana_async.notices import say, set_log_level
 from metrana_async.orchestration import process_identity, resolve_orchestration_id
 from metrana_async.settings import Settings
@@ -252,6 +252,7 @@ def _request(settings: Settings, create_only: Sequence[AttributeUpdate] = ()) ->
         sdk_version=_version(),
         # Sealed batches carry it from the first call on, whenever a server is reached.
         run_uid=secrets.token_hex(16) if settings.starts_without_server else "",
+        seeds_max=SEEDS_WITH_ADMISSION,
     )
 
 

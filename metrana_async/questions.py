@@ -23,6 +23,10 @@ class Asked(Protocol):
     registry: SeriesRegistry
     membership: Membership
 
+    async def wait_for_seeds(self) -> None:
+        """Return when all is known that a joining writer may know."""
+        ...
+
     def on_trouble(self, error: MetranaError) -> None:
         """Tell of a failure that changes nothing."""
         ...
@@ -43,6 +47,7 @@ class Questions:
 
     async def ask(self, question: Callable[[SeriesWriters], _Answer], mark: int) -> _Answer:
         """Answer from the engine's state, once everything up to `mark` is in it."""
+        await self._writer.wait_for_seeds()
         await self._settling.taken(mark, REPLY_TIMEOUT_S)
         return question(self._series)
 

@@ -1,6 +1,7 @@
 """Does a run of 120,000 series stay usable: joining it, listing it, finding runs, last steps?
 
-Expected orders: joining with seeds, and listing, about a second each; filters and single series
+Expected orders: joining a tenth of a second; a first question, and listing, about a second each;
+filters and single series
 milliseconds. `python -m benchmarks.macro.many_series [--series N]` prints a Markdown table. Beside
 the seconds that passed stands the processor time of client and server together: on a machine that
 has other work to do it is the one to compare.
@@ -44,6 +45,13 @@ def opened(directory: Path) -> metrana.Run:
     )
 
 
+def asked(directory: Path) -> None:
+    """Join, and wait for all that a joining writer may know."""
+    with opened(directory) as run:
+        assert run.get_last_step("layer/7/unit/701") == STEPS - 1
+        run.shutdown_logger()
+
+
 def processor_s(server: ServerProcess) -> float:
     """Processor time that this process and the server have used, in seconds."""
     return time.process_time() + cpu_of(server.pid)
@@ -72,7 +80,9 @@ def main() -> None:
         rows.append((f"log and store {STEPS} points of each", f"{fill(directory, count):.1f} s |"))
         for what in ("unsealed", "sealed, server restarted"):
             join = lambda: opened(directory).shutdown_logger()
-            rows.append((f"join with all seeds and leave ({what})", figures(server, join)))
+            ask = lambda: asked(directory)
+            rows.append((f"join and leave ({what})", figures(server, join)))
+            rows.append((f"join, ask for a last step, and leave ({what})", figures(server, ask)))
             with metrana.QueryClient(project="many", data_dir=str(directory)) as client:
                 for name, call in (
                     ("list its metrics", lambda: client.metrics("wide")),

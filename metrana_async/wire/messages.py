@@ -6,6 +6,7 @@ Endpoints (all POST; paths under ``/api/v1``):
 path                        request                     answer
 ==========================  ==========================  ======================
 ``/writers/open``           OpenRequest                 OpenReply
+``/writers/seeds``          SeedsRequest                SeedsReply
 ``/ingest``                 frames (pages, batches)     acks.IngestReply
 ``/writers/heartbeat``      HeartbeatRequest            HeartbeatReply
 ``/writers/leave``          LeaveRequest                HeartbeatReply
@@ -75,6 +76,7 @@ class OpenRequest:
         run_uid: 32 hex digits that this writer's batches already carry as their run, sealed before
             any server was asked; "" where there are none. The run gets it if it is created now;
             otherwise the server takes it for the run's own in everything this writer sends.
+        seeds_max: series of the largest run whose seeds come with the admission; -1 = any run's.
     """
 
     workspace: str
@@ -91,6 +93,7 @@ class OpenRequest:
     sdk_version: str = ""
     protocol: int = PROTOCOL_VERSION
     run_uid: str = ""
+    seeds_max: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +127,36 @@ class OpenReply:
     seeds: Seeds
     acked: dict[int, int] = field(default_factory=dict)
     notices: list[Notice] = field(default_factory=list)
+    seeds_follow: bool = False
+    """Whether the seeds were left out and are to be asked for, see SeedsRequest."""
+
+
+@dataclass(frozen=True, slots=True)
+class SeedsRequest:
+    """Ask for the seeds of a run, part after part.
+
+    Attributes:
+        run_uid, writer_id: an admitted writer and its run.
+        first: index of the first series of the part; 0, then the last part's `next`.
+    """
+
+    run_uid: str
+    writer_id: str
+    first: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SeedsReply:
+    """One part of a run's seeds.
+
+    Attributes:
+        seeds: of some series; indexes in `episodes` count from the part's first. `environments`
+            come with the last part.
+        next: where the next part begins, None where this was the last.
+    """
+
+    seeds: Seeds
+    next: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +237,8 @@ def decode_message(cls: type[_Message], data: bytes | memoryview) -> _Message:
             raise TypeError("not an object")
         if cls is OpenRequest:
             content["process"] = ProcessIdentity(**content.get("process", {}))
+        elif cls is SeedsReply:
+            content["seeds"] = Seeds(**content["seeds"])
         elif cls is OpenReply:
             content["seeds"] = Seeds(**content["seeds"])
             content["acked"] = {int(k): int(v) for k, v in content.get("acked", {}).items()}
@@ -248,6 +283,7 @@ _SCALAR_FIELDS: Final[dict[Any, tuple[tuple[str, type | tuple[type, ...]], ...]]
     for cls in (
         OpenRequest,
         OpenReply,
+        SeedsRequest,
         HeartbeatRequest,
         LeaveRequest,
         HeartbeatReply,

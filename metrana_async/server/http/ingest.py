@@ -10,6 +10,7 @@ from metrana_async.wire.messages import (
     LeaveRequest,
     OpenRequest,
     ReserveRequest,
+    SeedsRequest,
     decode_message,
     encode_message,
 )
@@ -20,6 +21,9 @@ def ingest_endpoints(worker: IngestWorker) -> dict[str, Endpoint]:
 
     async def open_writer(body: bytes) -> Answer:
         return Answer(encode_message(await worker.open(decode_message(OpenRequest, body))))
+
+    async def seeds(body: bytes) -> Answer:
+        return Answer(encode_message(await worker.seeds(decode_message(SeedsRequest, body))))
 
     async def ingest(body: bytes) -> Answer:
         return Answer(encode_reply(await worker.ingest(body)))
@@ -37,6 +41,7 @@ def ingest_endpoints(worker: IngestWorker) -> dict[str, Endpoint]:
 
     return {
         "/writers/open": open_writer,
+        "/writers/seeds": seeds,
         "/ingest": ingest,
         "/writers/heartbeat": heartbeat,
         "/writers/leave": leave,

@@ -13,15 +13,15 @@ from metrana_async.wire.messages import Seeds
 from metrana_async.wire.model import Family, Int64Array
 
 
-def make_seeds(run: RunState, cursors: RunCursors) -> Seeds:
-    """Seeds of a run whose cursors are all loaded; see wire.messages.Seeds."""
-    envs_count = len(run.env_names)
-    last_rl = np.full(envs_count, -1, np.int64)
-    last_episode = np.full(envs_count, -1, np.int64)
+def make_seeds(run: RunState, cursors: RunCursors, part: range) -> Seeds:
+    """Seeds of some series of a run whose cursors are all loaded; see wire.messages.Seeds.
+
+    Environments come with the run's last series.
+    """
     series: list[list[Any]] = []
     episodes: list[list[Any]] = []
-    for index, row in enumerate(run.series):
-        family = row.definition.family
+    for index in part:
+        family = run.series[index].definition.family
         last_step: int | None = None
         modes: dict[str, list[str]] = {}
         if family is Family.STANDARD:
@@ -29,26 +29,35 @@ def make_seeds(run: RunState, cursors: RunCursors) -> Seeds:
             last_step = highest if highest >= 0 else None
         elif family is Family.EPISODE:
             one = cursors.episodes[index]
-            _raise(last_rl, one.max_rl)
-            _raise(last_episode, one.points.max_step)
             logged = np.flatnonzero(one.points.max_step >= 0).tolist()
             episodes += [
-                [index, run.env_names[env], int(one.points.max_step[env])] for env in logged
+                [index - part.start, run.env_names[env], int(one.points.max_step[env])]
+                for env in logged
             ]
         else:
-            table = cursors.env_steps[index].table
-            _raise(last_rl, table.max_rl)
-            _raise(last_episode, table.max_episode)
-            modes = _modes(table, run.env_names)
+            modes = _modes(cursors.env_steps[index].table, run.env_names)
         series.append(_series_row(run, index, last_step, modes))
-    environments = [
+    is_last = part.stop >= len(run.series)
+    environments = _environments(run, cursors) if is_last else []
+    return Seeds(series=series, environments=environments, episodes=episodes)
+
+
+def _environments(run: RunState, cursors: RunCursors) -> list[list[Any]]:
+    last_rl = np.full(len(run.env_names), -1, np.int64)
+    last_episode = np.full(len(run.env_names), -1, np.int64)
+    for one in cursors.episodes.values():
+        _raise(last_rl, one.max_rl)
+        _raise(last_episode, one.points.max_step)
+    for units in cursors.env_steps.values():
+        _raise(last_rl, units.table.max_rl)
+        _raise(last_episode, units.table.max_episode)
+    return [
         [name, _or_none(rl), _or_none(episode)]
         for name, rl, episode in zip(
             run.env_names, last_rl.tolist(), last_episode.tolist(), strict=True
         )
         if rl >= 0
     ]
-    return Seeds(series=series, environments=environments, episodes=episodes)
 
 
 def _series_row(

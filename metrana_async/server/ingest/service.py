@@ -35,12 +35,18 @@ from metrana_async.wire.messages import (
     OpenRequest,
     ReserveReply,
     ReserveRequest,
+    Seeds,
+    SeedsReply,
+    SeedsRequest,
 )
 from metrana_async.wire.run_life import RunChange
 from metrana_async.wire.run_names import generate_run_name
 
 _RUNS_CHECK_MS: Final = 5_000
 _RUN_IDLE_MS: Final = 600_000
+
+SEEDS_PART: Final = 2_000
+"""Series of one part of a run's seeds: a part delays nobody's ack."""
 
 Clock = Callable[[], float]
 """Unix time in seconds."""
@@ -119,7 +125,9 @@ class IngestService:
             self._remember_alias(state, writer)
             openings.note_open(state, writer, now_ms)
         row = state.row
-        run.cursors.ensure_all(self._view(state))
+        seeds, seeds_follow = Seeds(), 0 <= request.seeds_max < len(state.series)
+        if not seeds_follow:
+            seeds = self._all_seeds(run)
         return OpenReply(
             run_uid=row.run_uid,
             workspace=row.workspace,
@@ -129,10 +137,29 @@ class IngestService:
             orchestration_id=row.orchestration_id,
             orchestration_ids=list(row.orchestration_ids),
             generation=self._store.generation,
-            seeds=make_seeds(state, run.cursors),
+            seeds=seeds,
             acked=state.acked(number),
             notices=list(notices.take(writer)),
+            seeds_follow=seeds_follow,
         )
+
+    def _all_seeds(self, run: LoadedRun) -> Seeds:
+        run.cursors.ensure_all(self._view(run.state))
+        return make_seeds(run.state, run.cursors, range(len(run.state.series)))
+
+    def seeds(self, request: SeedsRequest) -> SeedsReply:
+        """A part of what a writer of the run may know from the start.
+
+        Raises:
+            NotFoundError: no such run or writer.
+        """
+        run, _ = self._writer(request.run_uid, request.writer_id)
+        run.cursors.ensure_all(self._view(run.state))
+        count = len(run.state.series)
+        first = min(max(request.first, 0), count)
+        last = min(first + SEEDS_PART, count)
+        seeds = make_seeds(run.state, run.cursors, range(first, last))
+        return SeedsReply(seeds, last if last < count else None)
 
     def heartbeat(self, request: HeartbeatRequest) -> HeartbeatReply:
         """Record a sign of life and hand out notices.

@@ -39,6 +39,8 @@ from metrana_async.wire.messages import (
     OpenRequest,
     ReserveReply,
     ReserveRequest,
+    SeedsReply,
+    SeedsRequest,
 )
 from metrana_async.wire.run_life import RunChange
 
@@ -123,6 +125,10 @@ class IngestWorker:
     async def open(self, request: OpenRequest) -> OpenReply:
         """See IngestService.open."""
         return await self._call(lambda: self._service.open(request))
+
+    async def seeds(self, request: SeedsRequest) -> SeedsReply:
+        """See IngestService.seeds."""
+        return await self._call(lambda: self._service.seeds(request))
 
     async def heartbeat(self, request: HeartbeatRequest) -> HeartbeatReply:
         """See IngestService.heartbeat."""
