@@ -89,7 +89,7 @@ class Handle:
         mark = writer.inbox.appended_count
 
         async def answer() -> int | None:
-            await writer.wait_for_seeds()
+            await writer.seeding.wait()
             number = writer.registry.find(wanted)
             if number is None:
                 return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
 from metrana_async.delivery.outbox import Outbox
@@ -57,8 +58,9 @@ class Pump:
         """Look into the inbox now."""
         self._wanted.set()
 
-    async def run(self) -> None:
-        """Pump for ever."""
+    async def run(self, until_known: Callable[[], Awaitable[None]]) -> None:
+        """Pump for ever, once `until_known` says that numbers go on where the run's ended."""
+        await until_known()
         loop = asyncio.get_running_loop()
         while True:
             self._wanted.clear()

@@ -7,6 +7,7 @@ from typing import Protocol, TypeVar
 
 from metrana_async.errors import MetranaError
 from metrana_async.membership import REPLY_TIMEOUT_S, Membership
+from metrana_async.seeding import Seeding
 from metrana_async.settings import Settings
 from metrana_async.settling import Settling
 from metrana_async.statistics import Ledger
@@ -22,10 +23,7 @@ class Asked(Protocol):
     settings: Settings
     registry: SeriesRegistry
     membership: Membership
-
-    async def wait_for_seeds(self) -> None:
-        """Return when all is known that a joining writer may know."""
-        ...
+    seeding: Seeding
 
     def on_trouble(self, error: MetranaError) -> None:
         """Tell of a failure that changes nothing."""
@@ -47,7 +45,7 @@ class Questions:
 
     async def ask(self, question: Callable[[SeriesWriters], _Answer], mark: int) -> _Answer:
         """Answer from the engine's state, once everything up to `mark` is in it."""
-        await self._writer.wait_for_seeds()
+        await self._writer.seeding.wait()
         await self._settling.taken(mark, REPLY_TIMEOUT_S)
         return question(self._series)
 

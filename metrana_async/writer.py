@@ -23,7 +23,6 @@ from metrana_async.delivery.sender import Sender
 from metrana_async.delivery.spooling import Spooler
 from metrana_async.engine.clock import Clock
 from metrana_async.engine.inbox import Inbox
-from metrana_async.engine.loop_thread import give_way
 from metrana_async.engine.pulse import Pulse
 from metrana_async.engine.supervisor import Supervisor
 from metrana_async.errors import (
@@ -40,6 +39,7 @@ from metrana_async.membership import Membership
 from metrana_async.notices import NoticeBoard
 from metrana_async.pump import Pump
 from metrana_async.questions import Questions
+from metrana_async.seeding import Seeding
 from metrana_async.settings import Settings
 from metrana_async.settling import Settling
 from metrana_async.spool_place import SpoolPlace
@@ -48,7 +48,7 @@ from metrana_async.telling import SPOOL_FULL, Telling
 from metrana_async.transport.base import Transport
 from metrana_async.wire import limits
 from metrana_async.wire.acks import IngestReply, Notice
-from metrana_async.wire.messages import LeaveRequest, OpenReply, OpenRequest, Seeds
+from metrana_async.wire.messages import LeaveRequest, OpenReply, OpenRequest
 from metrana_async.writers.collect import SeriesWriters
 from metrana_async.writers.registry import SeriesRegistry
 
@@ -138,15 +138,16 @@ class Writer:
         self.supervisor = Supervisor(self._on_death)
         self.settling = Settling(self, self._outbox, self._sender, self._pump)
         self.questions = Questions(self, self._series, self._ledger, self.settling)
-        self._seeded = asyncio.Event()
-        """Set when all is known that a joining writer may know, or nobody can be asked."""
-        self._seeds_follow = False
+        self.seeding = Seeding(
+            self.registry,
+            self.membership,
+            # Callers that go by a remembered number must look again: it may be pinned otherwise.
+            on_seeds=self.plain.clear,
+            on_trouble=self.on_trouble,
+        )
         if reply is not None:
-            self.registry.seed(reply.seeds)
-            self._seeds_follow = reply.seeds_follow
+            self.seeding.admit(reply)
             self._on_notices(reply.notices)
-        if not self._seeds_follow:
-            self._seeded.set()
 
     def _new_outbox(self) -> Outbox:
         return Outbox(
@@ -209,9 +210,8 @@ class Writer:
         """Start the tasks. Engine loop."""
         if self.settings.is_disabled:
             return
-        if self._seeds_follow:
-            self.supervisor.spawn("seeds", self._take_seeds())
-        self.supervisor.spawn("pump", self._pump_seeded())
+        self.seeding.start(self.supervisor)
+        self.supervisor.spawn("pump", self._pump.run(self.seeding.wait))
         if self.spooler is not None:
             if not self.membership.is_admitted:
                 self.spooler.is_prompt = True
@@ -236,34 +236,9 @@ class Writer:
         except InitError as error:
             self.telling.refused_run(error, self.spool_directory)
 
-    async def _pump_seeded(self) -> None:
-        """Number what is logged behind what the run has already."""
-        await self._seeded.wait()
-        await self._pump.run()
-
-    async def _take_seeds(self) -> None:
-        try:
-            async for seeds in self.membership.seeds_that_follow():
-                self._seed(seeds)
-                give_way()
-        except MetranaError as error:
-            self.on_trouble(error)
-        finally:
-            self._seeded.set()
-
-    async def wait_for_seeds(self) -> None:
-        """Return when all is known that a joining writer may know, or nobody can be asked."""
-        await self._seeded.wait()
-
-    def _seed(self, seeds: Seeds) -> None:
-        self.registry.seed(seeds)
-        # Callers that go by a remembered number must look again: it may be pinned otherwise.
-        self.plain.clear()
-
     def _on_admitted(self, reply: OpenReply) -> None:
-        self._seed(reply.seeds)
-        if reply.seeds_follow:
-            self.supervisor.spawn("seeds", self._take_seeds())
+        self.seeding.admit(reply)
+        self.seeding.start(self.supervisor, is_late=True)
         self._start_delivery()
 
     def check(self) -> None:

@@ -1,10 +1,9 @@
 """Does a run of 120,000 series stay usable: joining it, listing it, finding runs, last steps?
 
 Expected orders: joining a tenth of a second; a first question, and listing, about a second each;
-filters and single series
-milliseconds. `python -m benchmarks.macro.many_series [--series N]` prints a Markdown table. Beside
-the seconds that passed stands the processor time of client and server together: on a machine that
-has other work to do it is the one to compare.
+filters and single series milliseconds. `python -m benchmarks.macro.many_series [--series N]` prints
+a Markdown table. Beside the seconds that passed stands the processor time of client and server
+together: on a machine that has other work to do it is the one to compare.
 """
 
 from __future__ import annotations
