@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
 
+from metrana_async.errors import DataLossError
+
 _PIN_CONFLICT: Final = "pin_conflict"
 
 
@@ -82,6 +84,14 @@ class CloseInfo:
     def is_complete(self) -> bool:
         """True when nothing was lost, rejected or left behind."""
         return self.statistics.committed == self.statistics.accepted
+
+
+def raise_losses(statistics: Statistics, run_name: str) -> None:
+    """Raise DataLossError where a point will not arrive."""
+    losses = statistics.losses
+    if losses:
+        points = sum(losses.values())
+        raise DataLossError(f"run {run_name!r} lost {points} points: {losses}", lost_points=losses)
 
 
 @dataclass(slots=True)

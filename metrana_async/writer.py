@@ -26,7 +26,6 @@ from metrana_async.engine.inbox import Inbox
 from metrana_async.engine.pulse import Pulse
 from metrana_async.engine.supervisor import Supervisor
 from metrana_async.errors import (
-    DataLossError,
     InitError,
     MetranaError,
     RunClosedError,
@@ -43,7 +42,7 @@ from metrana_async.seeding import Seeding
 from metrana_async.settings import Settings
 from metrana_async.settling import Settling
 from metrana_async.spool_place import SpoolPlace
-from metrana_async.statistics import CloseInfo, Ledger, Statistics, wire_counters
+from metrana_async.statistics import CloseInfo, Ledger, Statistics, raise_losses, wire_counters
 from metrana_async.telling import SPOOL_FULL, Telling
 from metrana_async.transport.base import Transport
 from metrana_async.wire import limits
@@ -138,13 +137,7 @@ class Writer:
         self.supervisor = Supervisor(self._on_death)
         self.settling = Settling(self, self._outbox, self._sender, self._pump)
         self.questions = Questions(self, self._series, self._ledger, self.settling)
-        self.seeding = Seeding(
-            self.registry,
-            self.membership,
-            # Callers that go by a remembered number must look again: it may be pinned otherwise.
-            on_seeds=self.plain.clear,
-            on_trouble=self.on_trouble,
-        )
+        self.seeding = Seeding(self.registry, self.membership, self.plain.clear, self.on_trouble)
         if reply is not None:
             self.seeding.admit(reply)
             self._on_notices(reply.notices)
@@ -256,12 +249,8 @@ class Writer:
 
     def check_losses(self) -> None:
         """Raise DataLossError under ``all_or_crash`` when something was lost or rejected."""
-        losses = self._intake.published.losses
-        if self.settings.delivery_policy == "all_or_crash" and losses:
-            points = sum(losses.values())
-            raise DataLossError(
-                f"run {self.run_name!r} lost {points} points: {losses}", lost_points=losses
-            )
+        if self.settings.delivery_policy == "all_or_crash":
+            raise_losses(self._intake.published, self.run_name)
 
     def statistics(self) -> Statistics:
         """The ledger now, including what waits in the inbox. Any thread."""

@@ -87,10 +87,14 @@ async def test_seeds_that_never_come_stop_nothing(server, monkeypatch):
     await fill(server)
     transport = Counting(server.transport())
     transport.is_refusing = True
-    async with await open_run(server, transport) as run:
-        run.log("m3", 5.0)
-        with pytest.warns(metrana.MetranaWarning):
-            statistics = await run.flush(20)
-        assert (statistics.committed, statistics.in_flight) == (1, 0)
+
+    async def log_one():
+        async with await open_run(server, transport) as run:
+            run.log("m3", 5.0)
+            return await run.flush(20)
+
+    with pytest.warns(metrana.MetranaWarning):
+        statistics = await log_one()
+    assert (statistics.committed, statistics.in_flight) == (1, 0)
     async with await open_run(server) as run:
         assert await run.get_last_step("m3") == 4
