@@ -28,8 +28,8 @@ class Seeding:
         Args:
             registry: takes the seeds in.
             membership: asks for those that follow.
-            on_seeds: called whenever some were taken in. Callers that go by a remembered number must
-                look again: it may be pinned otherwise.
+            on_seeds: called whenever some were taken in. Callers that go by a remembered number
+                must look again: it may be pinned otherwise.
             on_trouble: told when the server does not answer; then nothing more is waited for.
         """
         self._registry = registry

@@ -57,8 +57,8 @@ async def test_a_loop_of_awaits_lets_others_run():
             await asyncio.sleep(0)
 
     task = asyncio.create_task(other())
-    ends = time.monotonic() + 0.1
-    while time.monotonic() < ends:
+    ends = time.thread_time() + 0.1  # our own time, however busy the machine is
+    while time.thread_time() < ends:
         await READY
     is_over = True
     await task
