@@ -14,6 +14,7 @@ import asyncio
 import concurrent.futures.thread
 import contextlib
 import contextvars
+import errno
 import importlib
 import os
 import socket
@@ -71,8 +72,8 @@ class _Loop(asyncio.SelectorEventLoop):
         """
         try:
             is_ours = self._bell_now() in (None, self._bell)
-        except OSError:
-            is_ours = False
+        except OSError as error:
+            is_ours = error.errno != errno.EBADF
         if is_ours:
             super()._write_to_self()  # type: ignore[misc]
         else:
