@@ -98,8 +98,13 @@ async def find(
     return running.address
 
 
-async def find_or_start(data_dir: str | None = None, *, timeout_s: float = 30.0) -> ServerAddress:
+async def find_or_start(
+    data_dir: str | None = None, *, timeout_s: float = 30.0, port: int = 0
+) -> ServerAddress:
     """The address of this user's server for this store; starts it when there is none.
+
+    One that has to be started listens on `port`; with 0, where the last one of this store did, or
+    on any that is free.
 
     A server of an older release is asked to finish what it has begun, and is followed by one of
     this release. Of the servers this process starts for one store, two are at least
@@ -129,7 +134,7 @@ async def find_or_start(data_dir: str | None = None, *, timeout_s: float = 30.0)
                 raise InitError(f"another process holds {point.lock} and starts no server")
             # Polled rather than waited for: the loop thread must not block in flock().
             await asyncio.sleep(_LOCK_POLL_S)
-        await _start(data, point, deadline_s)
+        await _start(data, point, deadline_s, port)
         while time.monotonic() < deadline_s:
             found = await _fit(data, deadline_s)
             if found is not None:
@@ -269,7 +274,7 @@ class _StartLock:
         return True
 
 
-async def _start(data: Path, point: locations.MeetingPoint, deadline_s: float) -> None:
+async def _start(data: Path, point: locations.MeetingPoint, deadline_s: float, port: int) -> None:
     """Start a server, and wait until it says that it serves."""
     pause_s = _started_s.get(data, -_START_EVERY_S) + _START_EVERY_S - time.monotonic()
     if pause_s > 0:
@@ -281,7 +286,7 @@ async def _start(data: Path, point: locations.MeetingPoint, deadline_s: float) -
             break
         await asyncio.sleep(_POLL_S)
     _started_s[data] = time.monotonic()
-    with _starter(data, point.log) as process:
+    with _starter(data, point.log, port) as process:
         while process.poll() is None:
             if time.monotonic() > deadline_s:
                 raise InitError("the local server did not start in time", hint=_log_tail(point.log))
@@ -298,11 +303,12 @@ async def _start(data: Path, point: locations.MeetingPoint, deadline_s: float) -
 
 
 @contextmanager
-def _starter(data: Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+def _starter(data: Path, log: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
     # The package must be found by the child wherever this process took it from.
     paths = [_PACKAGE_ROOT, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
     command = [sys.executable, "-m", "metrana_async.server", "--detach", "--data-dir", str(data)]
+    command += ["--port", str(port)] if port else []
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
         # Starting takes a few milliseconds; the waiting for it is what is async.

@@ -6,6 +6,7 @@ Only this module and `orchestration` read the environment. An empty variable cou
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -350,3 +351,16 @@ def _check_spool(settings: Settings) -> None:
         value = getattr(settings, name)
         if settings.disk is None and value in ("offline", "auto", "spool_then_raise"):
             raise InitError(f"{name}={value!r} needs the disk spool, and disk=None switches it off")
+
+
+def ssh_host() -> str | None:
+    """The address under which this machine was reached by ssh; None where it was not."""
+    parts = os.environ.get("SSH_CONNECTION", "").split()
+    return parts[2] if len(parts) == 4 else None
+
+
+def has_display() -> bool:
+    """Whether a browser that is started here can show a window."""
+    if sys.platform in ("darwin", "win32"):
+        return True
+    return any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))

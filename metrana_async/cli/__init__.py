@@ -9,7 +9,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from metrana_async.cli import sync
+from metrana_async.cli import sync, ui
 from metrana_async.errors import MetranaError
 
 
@@ -20,6 +20,7 @@ def parser() -> argparse.ArgumentParser:
     )
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     sync.add_to(commands)
+    ui.add_to(commands)
     return top
 
 

@@ -25,6 +25,8 @@ from aiohttp.typedefs import Handler, Middleware
 from metrana_async.errors import MetranaError, NotFoundError, StoreFailedError
 from metrana_async.orchestration import process_identity
 from metrana_async.server.auth import STOP_PATH, token_guard
+from metrana_async.server.browser import LINK_PATH, Sessions, add_login, link_endpoint, load_secret
+from metrana_async.server.changes import ChangeFeed
 from metrana_async.server.http.endpoint import Answer, Endpoint, answer
 from metrana_async.server.http.ingest import ingest_endpoints
 from metrana_async.server.http.query import query_endpoints
@@ -32,11 +34,13 @@ from metrana_async.server.http.runs import run_endpoints
 from metrana_async.server.ingest.liveness import ProcessWatch
 from metrana_async.server.ingest.service import IngestService
 from metrana_async.server.ingest.worker import IngestWorker
+from metrana_async.server.live import add_live
 from metrana_async.server.log_file import LogFile
+from metrana_async.server.pages import add_pages
 from metrana_async.server.presence import Presence
 from metrana_async.server.query.service import QueryService
 from metrana_async.server.settings import ServerSettings
-from metrana_async.server.store.base import PointStore
+from metrana_async.server.store.base import PointStore, RunRow
 from metrana_async.server.store.memory import MemoryStore
 from metrana_async.server.store.sqlite.files import is_taken
 from metrana_async.server.store.sqlite.store import SqliteStore
@@ -72,7 +76,9 @@ class Backend:
         self._clock = clock
         self._is_stopped = False
         watch = ProcessWatch(writer_live_s)
-        self.worker = IngestWorker(IngestService(store, clock=clock, watch=watch))
+        self.changes = ChangeFeed(_finder(store))
+        service = IngestService(store, clock=clock, watch=watch, on_commit=self.changes.note)
+        self.worker = IngestWorker(service)
         self.query = QueryService(store)
         self.endpoints: dict[str, Endpoint] = {
             **ingest_endpoints(self.worker),
@@ -117,6 +123,15 @@ class Backend:
         self.store.close()
 
 
+def _finder(store: PointStore) -> Callable[[int], RunRow | None]:
+    """Looks up the row of a run by its number."""
+
+    def find(run_no: int) -> RunRow | None:
+        return next((row for row in store.runs() if row.run_no == run_no), None)
+
+    return find
+
+
 def _unknown(path: str) -> Endpoint:
     async def endpoint(body: bytes) -> Answer:
         del body
@@ -137,28 +152,42 @@ def open_store(settings: ServerSettings) -> PointStore:
 
 
 class _Activity:
-    """When something last asked this server for anything."""
+    """When something last asked this server for anything; while a page is open that is now."""
 
     def __init__(self) -> None:
-        self.last_s = time.monotonic()
+        self._last_s = time.monotonic()
+        self._open_count = 0
+
+    @property
+    def last_s(self) -> float:
+        return time.monotonic() if self._open_count else self._last_s
 
     def middleware(self) -> Middleware:
         @web.middleware
         async def note(request: web.Request, handler: Handler) -> web.StreamResponse:
-            self.last_s = time.monotonic()
+            self._open_count += 1
             try:
                 return await handler(request)
             finally:
-                self.last_s = time.monotonic()
+                self._open_count -= 1
+                self._last_s = time.monotonic()
 
         return note
 
 
 def web_app(backend: Backend, settings: ServerSettings, activity: _Activity) -> web.Application:
     """The aiohttp application over a backend's endpoints."""
+    sessions = Sessions(
+        load_secret(settings.data_dir if settings.store == "sqlite" else None),
+        settings.shared_token,
+    )
+    backend.endpoints[LINK_PATH] = link_endpoint(sessions)
     app = web.Application(
         client_max_size=limits.REQUEST_BYTES + 4096,
-        middlewares=[activity.middleware(), token_guard(settings.token, settings.shared_token)],
+        middlewares=[
+            activity.middleware(),
+            token_guard(settings.token, settings.shared_token, sessions),
+        ],
     )
 
     async def handle(request: web.Request) -> web.Response:
@@ -176,6 +205,9 @@ def web_app(backend: Backend, settings: ServerSettings, activity: _Activity) -> 
         content = {"error": {"code": "not_found", "message": text, "hint": None}}
         return web.Response(body=orjson.dumps(content), status=status, content_type=JSON_TYPE)
 
+    add_live(app, backend.changes, backend.query)
+    add_login(app, sessions)
+    add_pages(app)
     app.router.add_post(API_PREFIX + "/{path:.+}", handle)
     app.router.add_route("*", "/{path:.*}", missing)
     return app

@@ -43,7 +43,7 @@ class Presence:
         settings = self._settings
         try:
             await self._listen_on_socket()
-            await web.TCPSite(self._runner, settings.host, settings.port).start()
+            await self._listen_on_port()
         except OSError as error:
             raise InitError(
                 f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}"
@@ -61,6 +61,22 @@ class Presence:
             await self._listen_on_socket()
         if any(_holder(path) != os.getpid() for path in self._cards):
             self._publish()
+
+    async def _listen_on_port(self) -> None:
+        settings = self._settings
+        last = (
+            None if settings.port or settings.card_beside is None else _read_port(self._port_file)
+        )
+        if last is not None:
+            # Where its predecessor was: open pages and bookmarks find this server.
+            with contextlib.suppress(OSError):
+                await web.TCPSite(self._runner, settings.host, last).start()
+                return
+        await web.TCPSite(self._runner, settings.host, settings.port).start()
+
+    @property
+    def _port_file(self) -> Path:
+        return self._settings.data_dir / "port"
 
     @property
     def has_store(self) -> bool:
@@ -113,6 +129,7 @@ class Presence:
         if settings.card_beside is not None:
             with contextlib.suppress(OSError):  # a full disk, a memory store without a directory
                 _write(settings.card_beside, card)
+                _write(self._port_file, self.url.rpartition(":")[2].encode())
 
 
 def _write(path: Path, content: bytes) -> None:
@@ -124,6 +141,14 @@ def _write(path: Path, content: bytes) -> None:
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def _read_port(path: Path) -> int | None:
+    try:
+        port = int(path.read_bytes()[:8])
+    except (OSError, ValueError):
+        return None
+    return port if 0 < port < 1 << 16 else None
 
 
 def _holder(card: Path) -> int | None:

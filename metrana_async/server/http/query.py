@@ -11,6 +11,7 @@ from typing import Any
 
 import orjson
 
+from metrana_async.server.http.dashboard import dashboard_endpoints
 from metrana_async.server.http.endpoint import Answer, Endpoint
 from metrana_async.server.http.listing import listing_endpoints
 from metrana_async.server.http.statistics import statistics_endpoints
@@ -32,7 +33,12 @@ _Read = Callable[[QueryService, Query], Answer]
 def query_endpoints(service: QueryService) -> dict[str, Endpoint]:
     """Endpoints by path, to be mounted under ``API_PREFIX``."""
     ours = {path: _endpoint(service, read) for path, read in _READS.items()}
-    return {**ours, **listing_endpoints(service), **statistics_endpoints(service)}
+    return {
+        **ours,
+        **listing_endpoints(service),
+        **statistics_endpoints(service),
+        **dashboard_endpoints(service),
+    }
 
 
 def _endpoint(service: QueryService, read: _Read) -> Endpoint:

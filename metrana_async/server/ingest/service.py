@@ -69,6 +69,7 @@ class IngestService:
         clock: Unix time in seconds.
         watch: looks processes of this machine up.
         older_units_kept: episodes per ENV_STEP series kept in memory beside the newest.
+        on_commit: called on the owner thread after each commit; must not raise.
     """
 
     def __init__(
@@ -78,8 +79,10 @@ class IngestService:
         clock: Clock = time.time,
         watch: ProcessWatch | None = None,
         older_units_kept: int = OLDER_UNITS_KEPT,
+        on_commit: Callable[[Commit], None] = lambda _: None,
     ) -> None:
         self._store = store
+        self._on_commit = on_commit
         self._clock = clock
         self._watch = watch or ProcessWatch()
         self._older_units_kept = older_units_kept
@@ -261,7 +264,7 @@ class IngestService:
             UnavailableError: the store cannot commit now; the run stays.
         """
         row = self._run(run_uid).state.row
-        self._store.commit(Commit(deleted=[run_life.tombstone(row, self._now_ms())]))
+        self._commit(Commit(deleted=[run_life.tombstone(row, self._now_ms())]))
         self._forget(row.run_no)
         self._asleep.discard(row.run_no)
 
@@ -375,13 +378,17 @@ class IngestService:
             yield
             commit = changes.complete()
             if not commit.is_empty():
-                self._store.commit(commit)
+                self._commit(commit)
         except BaseException:
             for run_no in changes.runs:
                 self._forget(run_no)
             raise
         for run_state in changes.runs.values():
             run_state.is_row_changed = False
+
+    def _commit(self, commit: Commit) -> None:
+        self._store.commit(commit)
+        self._on_commit(commit)
 
     def _forget(self, run_no: int) -> None:
         """Drop a run from memory; the store has all of it that counts."""

@@ -1,0 +1,1 @@
+"""What the dashboard's upkeep needs; nothing here is shipped."""
