@@ -13,25 +13,28 @@ const PAD = 0.1;
 const FULL = "card";
 
 export function ChartsPage() {
-  const { runs, versions, isLoaded, theme } = project.use((all) => all);
+  const { runs, isLoaded } = project.use((all) => all);
+  const { params } = address.use((here) => here);
+  if (!isLoaded) return html`<${RunsPanel} /><main><${Skeleton} /></main>`;
+  return html`<${RunsPanel} /><main><${Charts} shown=${shownRuns(runs, params.r)} /></main>`;
+}
+
+/** The controls and the cards of some runs, for whatever page shows them. */
+export function Charts({ shown }) {
+  const { runs, versions, theme } = project.use((all) => all);
   const { params, project: name, workspace } = address.use((here) => here);
-  const shown = shownRuns(runs, params.r);
   const uids = shown.map((run) => run.run_uid);
   const curves = useCurves({ workspace, name, uids, versions });
   const sections = useMemo(() => sectionsOf(curves.value || [], params.m), [curves.value, params.m]);
-  if (!isLoaded) return html`<${RunsPanel} /><main><${Skeleton} /></main>`;
   const view = readView(params);
   const card = (curve) => html`<${Card} key=${keyOf(curve)} ...${{ curve, shown, view, theme }} />`;
   const full = params[FULL] && (curves.value || []).find((curve) => keyOf(curve) === params[FULL]);
-  return html`<${RunsPanel} />
-    <main>
-      <${Toolbar} params=${params} view=${view} />
-      ${curves.error && html`<${Failure} error=${curves.error} retry=${curves.retry} />`}
-      ${full
-        ? html`<${Card} key=${`full ${keyOf(full)}`} ...${{ curve: full, shown, view, theme, isFull: true }} />`
-        : sections.map((section) => html`<${Section} key=${section.name} ...${section} card=${card} />`)}
-      ${!sections.length && curves.value && html`<${Nothing} runs=${runs} shown=${shown} pattern=${params.m} />`}
-    </main>`;
+  return html`<${Toolbar} params=${params} view=${view} />
+    ${curves.error && html`<${Failure} error=${curves.error} retry=${curves.retry} />`}
+    ${full
+      ? html`<${Card} key=${`full ${keyOf(full)}`} ...${{ curve: full, shown, view, theme, isFull: true }} />`
+      : sections.map((section) => html`<${Section} key=${section.name} ...${section} card=${card} />`)}
+    ${!sections.length && curves.value && !curves.isLoading && html`<${Nothing} runs=${runs} shown=${shown} pattern=${params.m} />`}`;
 }
 
 function Nothing({ runs, shown, pattern }) {
@@ -175,7 +178,7 @@ function CardContent({ curve, shown, view, theme, height, box, isFull }) {
       <h3 title=${keyOf(curve)}>${curve.metric}${labels && html` <small>${labels}</small>`}</h3>
       ${lines.length > 0 && html`<span class="badge" title=${`${whole(points)} points of ${lines.length} runs`}>${badge(lines, isExact, points, isAcross)}</span>`}
       <span class="tools"><button class="quiet tool" title="save what is shown as CSV" aria-label="save as CSV" onClick=${() => download(`${curve.metric.replaceAll("/", "_")}.csv`, "text/csv", csv(lines, axis))}>⤓</button>
-      ${!isFull && html`<a class="quiet tool" title="full screen" aria-label="full screen" href=${href("charts", { params: { ...address.get().params, [FULL]: keyOf(curve) } })}>⤢</a>`}</span>
+      ${!isFull && html`<a class="quiet tool" title="full screen" aria-label="full screen" href=${href(address.get().page, { run: address.get().run, params: { ...address.get().params, [FULL]: keyOf(curve) } })}>⤢</a>`}</span>
     </header>
     ${error && html`<${Failure} error=${error} retry=${retry} />`}
     ${!error && lines.length > 0 && html`<${Chart} ...${{ lines, width: answer.width, axis, zoom, span, height, theme, hasBand: view.hasBand, isLog: view.isLog, smooth: view.smooth, middle: curve.merges ? "last" : view.middle, link: isAcross ? "rl_step" : axis, onZoom: isAcross ? () => {} : changeZoom }} />`}

@@ -28,7 +28,7 @@ function Projects({ projects }) {
       <td><a class="strong" href=${url}>${project}</a></td>
       <td class="num">${whole(runs)}</td>
       <td>${running > 0 && html`<span class="glyph running">●</span> ${running} running`}</td>
-      <td class="num dim" title=${new Date(last).toISOString()}>${ago(last)}</td>
+      <td class="num dim" title=${new Date(last).toISOString()}>${running ? "now" : ago(last)}</td>
       <td class="num"><a class="quiet" href=${href("runs", { workspace, project })}>runs</a></td>
     </tr>`;
   };

@@ -6,7 +6,8 @@ import { address, applyTheme, closeProject, go, href, onLinkClick, openProject, 
 import { CopyButton, createStore, duration, Empty, Failure, html, short, Skeleton, useEffect, useLoad, useState } from "./ui.js";
 import { render } from "./vendor/preact.js";
 
-const TABS = [["charts", "Charts"], ["runs", "Runs"]];
+const TABS = [["runs", "Runs"], ["charts", "Charts"], ["compare", "Compare"], ["envs", "Environments"], ["episodes", "Episodes"], ["system", "System"]];
+const OF_ONE_RUN = ["run", "envs", "episodes"];
 /** Pages that few open first are fetched when they are. */
 const LATER = {
   home: () => import("./home.js").then((module) => module.HomePage),
@@ -50,7 +51,7 @@ function Header() {
     <a class="brand" href=${href("home")} aria-label="all projects"><img src=${`${ROOT}web/icon.svg`} alt="" width="20" height="20" /> metrana</a>
     ${name !== null && html`<${ProjectPicker} name=${name} workspace=${workspace} />
       <nav aria-label="pages">
-        ${TABS.map(([tab, text]) => html`<a class=${tab === page ? "tab here" : "tab"} aria-current=${tab === page ? "page" : undefined} href=${href(tab, { params: kept, run: ["envs", "episodes"].includes(tab) ? run : null })}>${text}</a>`)}
+        ${TABS.map(([tab, text]) => html`<a class=${tab === page ? "tab here" : "tab"} aria-current=${tab === page ? "page" : undefined} href=${href(tab, { params: kept, run: OF_ONE_RUN.includes(tab) && OF_ONE_RUN.includes(page) ? run : null })}>${text}</a>`)}
       </nav>`}
     <span class="fill"></span>
     ${name !== null && html`<${LivePill} params=${params} />`}

@@ -1,5 +1,6 @@
 /** One run: what it was told, where it ran, what became of its points. */
 import { ask } from "./api.js";
+import { Charts } from "./charts.js";
 import { RunsPanel } from "./panel.js";
 import { address, href, project } from "./state.js";
 import { ago, CopyButton, dateTime, duration, Failure, flatten, html, plain, short, Skeleton, StateGlyph, useFresh, whole } from "./ui.js";
@@ -9,14 +10,12 @@ const RUN_MS = 3000;
 /** What the server tells of a process, in the order people ask for it. */
 const PROCESS_KEYS = ["host", "hostname", "pid", "argv", "command", "python", "cwd"];
 
-/** The run of the address, and its ledger, kept fresh. */
+/** The run of the address, kept fresh. */
 export function useRun(uid) {
   const { workspace, project: name } = address.use((here) => here);
   const versions = project.use((all) => all.versions);
   return useFresh(JSON.stringify([workspace, name, uid]), versions.get(uid) || 0, RUN_MS, async () => {
-    const query = { workspace, project: name, run: uid };
-    const [run, ledger] = await Promise.all([ask("/query/run", query), ask("/query/ledger", query)]);
-    return { run, ledger };
+    return { run: await ask("/query/run", { workspace, project: name, run: uid }) };
   });
 }
 
@@ -31,7 +30,7 @@ export function RunPage() {
     </main>`;
 }
 
-function Run({ run, ledger }) {
+function Run({ run }) {
   const links = { r: run.run_uid.slice(0, 6) };
   const end = run.state === "running" ? Date.now() : run.state_ms;
   return html`<div class="title">
@@ -51,9 +50,10 @@ function Run({ run, ledger }) {
         <${Pairs} pairs=${flatten(run.config)} empty="no config was logged" /></div>
       <${Summary} run=${run} />
       <div class="box"><h2>Metadata</h2><${Pairs} pairs=${metadata(run)} /></div>
-      <${Ledger} ledger=${ledger} counters=${run.counters} />
+      <${Ledger} counters=${run.counters} />
       <${Writers} writers=${run.writers} />
-    </div>`;
+    </div>
+    <section><${Charts} shown=${[run]} /></section>`;
 }
 
 export function Pairs({ pairs, empty }) {
@@ -82,11 +82,11 @@ function Summary({ run }) {
   </div>`;
 }
 
-/** Where the committed points went; anything but "stored" is worth a look. */
-export function Ledger({ ledger, counters }) {
-  const rows = Object.entries({ ...counters, ...ledger }).filter(([, count]) => typeof count === "number");
-  return html`<div class="box"><h2>Points</h2>
-    ${rows.length ? html`<table><tbody>${rows.map(([reason, count]) => html`<tr key=${reason}><td class="key">${reason.replaceAll("_", " ")}</td><td class="num">${whole(count)}</td></tr>`)}</tbody></table>` : html`<p class="dim">nothing arrived yet</p>`}
+/** What became of the points that arrived; anything but "stored" is worth a look. */
+export function Ledger({ counters, children }) {
+  const rows = Object.entries(counters).filter(([, count]) => typeof count === "number");
+  return html`<div class="box"><h2>Points that arrived ${children}</h2>
+    ${rows.length ? html`<table><tbody>${rows.map(([reason, count]) => html`<tr key=${reason}><td class="key">${reason.replaceAll("_", " ")}</td><td class="num">${whole(count)}</td></tr>`)}</tbody></table>` : html`<p class="dim">nothing yet</p>`}
   </div>`;
 }
 

@@ -1,7 +1,7 @@
 /** The runs as a table: what they are, what differs between them, how far they came. */
 import { ask } from "./api.js";
 import { RunsPanel } from "./panel.js";
-import { address, go, href, project, setParams, shortId, shownRuns } from "./state.js";
+import { address, go, href, noteNewest, project, setParams, shortId, shownRuns } from "./state.js";
 import { ago, download, duration, Empty, Failure, flatten, html, plain, short, Skeleton, StateGlyph, useEffect, useFresh, useMemo, useState } from "./ui.js";
 
 const SUMMARY_MS = 5000;
@@ -109,6 +109,7 @@ export function useSummaries(runs, versions, wanted) {
     for (let at = 0; at < run.length; at++) {
       of.set(`${uids[run[at]]} ${chosen[metric[at]]}`, { last: last[at], min: min[at], max: max[at], mean: mean[at], lastStep: lastStep[at], count: count[at] });
     }
+    noteNewest(uids.map((uid) => [uid, Math.max(...chosen.map((metric) => of.get(`${uid} ${metric}`)?.lastStep ?? -1))]).filter(([, step]) => step >= 0));
     return { metrics, chosen, of };
   });
 }
@@ -121,6 +122,10 @@ function columnsOf(keys, configs, summaries) {
     fact("duration", lengthOf, (run) => duration(lengthOf(run)), true),
     fact("tags", (run) => run.tags.join(" "), (run) => run.tags.map((tag) => html`<span class="tag">${tag}</span>`)),
   ];
+  if (summaries) {
+    const step = (run) => summaries.chosen.reduce((most, metric) => Math.max(most ?? -1, summaries.of.get(`${run.run_uid} ${metric}`)?.lastStep ?? -1), null);
+    columns.push(fact("step", step, (run) => (step(run) >= 0 ? short(step(run)) : "–"), true));
+  }
   for (const key of keys) {
     const read = (run) => configs.get(run.run_uid)?.get(key);
     const isNumber = [...configs.values()].every((config) => !config.has(key) || typeof config.get(key) === "number");

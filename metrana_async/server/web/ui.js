@@ -39,7 +39,8 @@ const SUFFIXES = [[1e15, "P"], [1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]];
 
 /** A number in at most about six characters: 61.2M, 0.0123, 1.2e-7. */
 export function short(value) {
-  if (value === null || value === undefined || Number.isNaN(value)) return "–";
+  if (value === null || value === undefined) return "–";
+  if (Number.isNaN(value)) return "NaN";
   if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";
   const size = Math.abs(value);
   if (size >= 1e18) return value.toExponential(1);
@@ -52,6 +53,9 @@ export function short(value) {
 }
 
 const trim = (text) => (text.includes(".") ? text.replace(/\.?0+(e|$)/, "$1") : text);
+
+/** The same for a table that has NaN where there is nothing. */
+export const shortOrNone = (value) => (Number.isNaN(value) ? "–" : short(value));
 
 /** The whole number, in groups of three: 61,200,000. */
 export const whole = (value) =>
@@ -245,6 +249,8 @@ export function useFresh(key, version, pauseMs, load) {
   return { ...state, retry: () => setTurn((n) => n + 1) };
 }
 
+const SHARE = 8;
+
 function freshJob(pauseMs, setState) {
   let key = null;
   let wanted = null;
@@ -252,6 +258,7 @@ function freshJob(pauseMs, setState) {
   let value = null;
   let timer = 0;
   let doneMs = 0;
+  let tookMs = 0;
   let controller = null;
   const job = { load: null, want, wake, stop };
 
@@ -266,11 +273,13 @@ function freshJob(pauseMs, setState) {
   }
   function wake() {
     if (key === null || controller || timer || asked === wanted || document.hidden) return;
-    timer = setTimeout(run, Math.max(0, doneMs + pauseMs - Date.now()));
+    // A question that takes long is asked less often: looking must not cost more than logging.
+    timer = setTimeout(run, Math.max(0, doneMs + Math.max(pauseMs, SHARE * tookMs) - Date.now()));
   }
   async function run() {
     timer = 0;
     asked = wanted;
+    const begunMs = Date.now();
     const mine = (controller = new AbortController());
     try {
       const answer = await job.load(value, mine.signal);
@@ -283,6 +292,7 @@ function freshJob(pauseMs, setState) {
     }
     controller = null;
     doneMs = Date.now();
+    tookMs = doneMs - begunMs;
     wake();
   }
   function stop() {
