@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import json
 import os
 import shutil
 import subprocess
@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 import metrana_sync_shim as metrana
-from metrana_async import local
 from tests.browser import sample
 
 ROOT = Path(__file__).parent.parent.parent
@@ -46,22 +45,24 @@ class Site:
     @property
     def url(self) -> str:
         """The server's address."""
-        address = asyncio.run(local.find(self.data_dir))
-        assert address is not None
-        return address.url
+        return str(json.loads((Path(self.data_dir) / "server.json").read_bytes())["url"])
 
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory) -> Iterator[Site]:
+    """A server with the sample on it, and a run that goes on."""
     data_dir = str(tmp_path_factory.mktemp("dashboard") / "data")
     live = sample.log_sample(data_dir)
     yield Site(data_dir, live)
     live.close()
-    asyncio.run(local.stop(data_dir))
+    # A process of its own: the browser's driver keeps an event loop in this thread.
+    stop = [sys.executable, "-m", "metrana_async.server", "stop", "--data-dir", data_dir]
+    subprocess.run(stop, check=True, timeout=60, capture_output=True, cwd=ROOT)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # its event loop must be gone before other modules' tests
 def chromium() -> Iterator[Any]:
+    """A browser, or a skip that says what is missing."""
     playwright = pytest.importorskip(
         "playwright.sync_api", reason="the tests in a browser need playwright"
     )

@@ -156,7 +156,9 @@ function Card({ curve, shown: all, view, theme, isFull }) {
 function useNear(box) {
   const [isNear, setNear] = useState(false);
   useEffect(() => {
-    const watch = new IntersectionObserver(([entry]) => setNear(entry.isIntersecting), { rootMargin: "80% 0px" });
+    // Of the box that scrolls: a margin of the window's does not reach what a box cuts off.
+    const root = box.current.closest("main");
+    const watch = new IntersectionObserver(([entry]) => setNear(entry.isIntersecting), { root, rootMargin: "80% 0px" });
     watch.observe(box.current);
     return () => watch.disconnect();
   }, []);
