@@ -100,7 +100,9 @@ def log_environments(run: metrana.Run, seed: int) -> None:
 
 def log_rollout(run: metrana.Run, rng: np.random.Generator, rl_step: int, env_ids) -> None:
     level = 1 / (1 + np.exp(-(rl_step / RL_STEPS - 0.35) * 12))
-    skill = np.array([0.25 if name == WORST_ENV else 1 - 0.004 * n for n, name in enumerate(env_ids)])
+    skill = np.array(
+        [0.25 if name == WORST_ENV else 1 - 0.004 * n for n, name in enumerate(env_ids)]
+    )
     t = np.arange(ROLLOUT)
     reward = level * skill[:, None] * (1 + 0.3 * np.sin(t / 3)) + 0.1 * rng.normal(
         size=(len(env_ids), ROLLOUT)

@@ -40,9 +40,9 @@ def test_the_charts_of_a_project_are_there_without_a_word(watched):
 def test_the_style_of_the_chart_library_is_served(watched):
     """The canvas lies where the library's own style sheet puts it; without that it is elsewhere."""
     drawn(watched.page, "train/loss")
-    assert watched.page.evaluate("getComputedStyle(document.querySelector('.u-over')).position") == (
-        "absolute"
-    )
+    assert watched.page.evaluate(
+        "getComputedStyle(document.querySelector('.u-over')).position"
+    ) == ("absolute")
 
 
 def test_a_card_is_made_when_it_comes_into_sight(watched):
@@ -198,7 +198,11 @@ def test_numbers_across_environments_are_the_servers(watched, site):
 
     with metrana.QueryClient(project=sample.PROJECT, data_dir=site.data_dir) as client:
         value = client.aggregate(
-            site.live.name, "episode_return", "mean", env_id=sample.WORST_ENV, episode=sample.RL_STEPS - 1
+            site.live.name,
+            "episode_return",
+            "mean",
+            env_id=sample.WORST_ENV,
+            episode=sample.RL_STEPS - 1,
         )
     page = watched.page
     page.goto(f"{page.url.split('/p/')[0]}{PROJECT}/envs")
@@ -214,8 +218,12 @@ def test_what_people_name_is_text(chromium, site):
 
     evil = '<img src=x onerror="document.title=1">'
     with metrana.init(
-        project_name="names <b>", run_name=evil, data_dir=site.data_dir, quiet=True,
-        config={evil: evil}, tags=[evil],
+        project_name="names <b>",
+        run_name=evil,
+        data_dir=site.data_dir,
+        quiet=True,
+        config={evil: evil},
+        tags=[evil],
     ) as run:
         run.log("a<script>", 1.0)
     context = chromium.new_context()
