@@ -10,7 +10,7 @@ PEER_ENVIRONMENTS := $(patsubst benchmarks/peers/requirements/%.txt,$(PEERS)/%/.
 	$(wildcard benchmarks/peers/requirements/*.txt))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup fmt lint types layers unit property interop check test test-launchers \
+.PHONY: help setup fmt lint types layers unit property interop browser screenshots check test test-launchers \
 	test-faults simulation outage mutants pythons cov bench bench-hosted bench-peers bench-record demo serve docs build clean
 
 help: ## list the targets
@@ -45,6 +45,12 @@ property: setup ## property tests against slow reference models
 
 interop: setup ## real server processes, real sockets, real disk
 	$(BIN)/pytest -q tests/interop tests/conformance
+
+browser: setup ## the dashboard in a real browser (skipped without chromium)
+	$(BIN)/pytest -q tests/browser
+
+screenshots: setup ## pictures of every page of the dashboard, in light and dark, into docs/images
+	$(BIN)/python -m tests.browser.screenshots
 
 check: lint types layers ## the inner loop, about two minutes
 	$(BIN)/pytest -q -n 2 -m "not slow" tests/unit tests/meta tests/property

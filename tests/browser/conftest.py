@@ -48,6 +48,11 @@ class Site:
         return str(json.loads((Path(self.data_dir) / "server.json").read_bytes())["url"])
 
 
+def chromium_path() -> str | None:
+    """Where a browser is, or None."""
+    return next(filter(None, map(shutil.which, BROWSERS)), None)
+
+
 @pytest.fixture(scope="session")
 def site(tmp_path_factory) -> Iterator[Site]:
     """A server with the sample on it, and a run that goes on."""
@@ -66,7 +71,7 @@ def chromium() -> Iterator[Any]:
     playwright = pytest.importorskip(
         "playwright.sync_api", reason="the tests in a browser need playwright"
     )
-    path = next(filter(None, map(shutil.which, BROWSERS)), None)
+    path = chromium_path()
     if path is None:
         pytest.skip("the tests in a browser need chromium (apt-get install chromium)")
     with playwright.sync_playwright() as started:

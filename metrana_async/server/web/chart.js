@@ -124,10 +124,13 @@ function makeOptions(box, view, { lines, axis, hasBand, isLog, height, link, smo
   };
 }
 
+/** Distances of marks on an axis that counts: there is no step 2.5. */
+export const WHOLE_STEPS = Array.from({ length: 48 }, (_, at) => [1, 2, 5][at % 3] * 10 ** Math.floor(at / 3));
+
 function xValues(axis) {
   if (axis === "time") return {};
-  const text = axis === "relative_time" ? duration : short;
-  return { values: (u, splits) => splits.map(text) };
+  if (axis === "step") return { values: (u, splits) => splits.map(short), incrs: WHOLE_STEPS };
+  return { values: (u, splits) => splits.map(duration) };
 }
 
 function widthOfAxis(u, values) {

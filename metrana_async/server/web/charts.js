@@ -1,10 +1,10 @@
 /** The charts of the shown runs: a card for every metric, made when it comes into sight. */
 import { ask } from "./api.js";
 import { Chart } from "./chart.js";
-import { AXES, loadAcross, loadBuckets } from "./curves.js";
+import { AXES, bucketed, loadAcross, loadBuckets, loadGroups } from "./curves.js";
 import { RunsPanel } from "./panel.js";
-import { address, href, noteNewest, project, setParams, shownRuns } from "./state.js";
-import { download, Empty, Failure, html, short, Skeleton, useEffect, useFresh, useMemo, useRef, useState, whole } from "./ui.js";
+import { address, COLOURS, href, noteNewest, project, setParams, shownRuns } from "./state.js";
+import { download, Empty, Failure, flatten, html, plain, short, Skeleton, useEffect, useFresh, useMemo, useRef, useState, whole } from "./ui.js";
 
 const CARD_PX = 190;
 const LIVE_MS = 1000;
@@ -16,7 +16,23 @@ export function ChartsPage() {
   const { runs, isLoaded } = project.use((all) => all);
   const { params } = address.use((here) => here);
   if (!isLoaded) return html`<${RunsPanel} /><main><${Skeleton} /></main>`;
-  return html`<${RunsPanel} /><main><${Charts} shown=${shownRuns(runs, params.r)} /></main>`;
+  return html`<${RunsPanel} groups=${html`<${GroupPicker} runs=${runs} by=${params.g} />`} /><main><${Charts} shown=${shownRuns(runs, params.r)} /></main>`;
+}
+
+/** What the shown runs can be put together by: whatever of their config differs. */
+function GroupPicker({ runs, by }) {
+  const keys = useMemo(() => {
+    const seen = new Map();
+    for (const run of runs) {
+      for (const [key, value] of flatten(run.config)) seen.set(key, (seen.get(key) || new Set()).add(JSON.stringify(value)));
+    }
+    return [...seen].filter(([, values]) => values.size > 1 && values.size < Math.max(runs.length, 3)).map(([key]) => key).sort();
+  }, [runs]);
+  const choices = [...new Set([...keys.map((key) => `config.${key}`), "state", ...(by ? [by] : [])])];
+  return html`<select class="wide" aria-label="group by" value=${by || ""} onChange=${(event) => setParams({ g: event.target.value || null }, { push: true })}>
+    <option value="">group by: none</option>
+    ${choices.map((key) => html`<option value=${key}>${`group by: ${key.replace(/^config\./, "")}`}</option>`)}
+  </select>`;
 }
 
 /** The controls and the cards of some runs, for whatever page shows them. */
@@ -96,6 +112,7 @@ export function readView(params) {
     isLog: params.ly === "1",
     middle: params.agg === "last" ? "last" : "mean",
     isLive: params.live !== "0",
+    by: params.g || null,
   };
 }
 
@@ -170,7 +187,7 @@ function CardContent({ curve, shown, view, theme, height, box, isFull }) {
   const { answer, error, isLoading, retry } = useAnswer({ curve, shown, view, versions, box });
   const isAcross = curve.family !== "standard";
   const axis = isAcross ? "step" : view.axis;
-  const lines = useMemo(() => drawable(answer, shown, styles, isAcross), [answer, shown.map((run) => run.run_uid + run.state).join(), styles]);
+  const lines = useMemo(() => drawable(answer, shown, styles, isAcross, view.by), [answer, view.by, shown.map((run) => run.run_uid + run.state).join(), styles]);
   const zoom = isAcross ? null : view.zoom;
   const span = spanOf(axis, lines, zoom);
   const points = lines.reduce((sum, line) => sum + line.points_count, 0);
@@ -188,6 +205,7 @@ function CardContent({ curve, shown, view, theme, height, box, isFull }) {
 }
 
 function badge(lines, isExact, points, isAcross) {
+  if (lines[0].members) return `${lines.length} groups · mean ± std`;
   const runs = lines.length === 1 ? "1 run" : `${lines.length} runs`;
   if (isAcross) return `${runs} · by rl_step`;
   if (isExact) return `${runs} · exact`;
@@ -204,11 +222,23 @@ function spanOf(axis, lines, zoom) {
   return spans.get(axis) || (high > low ? high - low : 1);
 }
 
-function drawable(answer, shown, styles, isAcross) {
+function drawable(answer, shown, styles, isAcross, by) {
   if (!answer) return [];
+  if (answer.isGrouped) {
+    return answer.lines.filter((line) => line.found).map((line) => ({
+      ...line,
+      label: `${by.replace(/^config\./, "")} ${plain(line.group)} · n ${line.members.length}`,
+      state: "",
+      colour: COLOURS[line.at % COLOURS.length],
+      dash: line.at < COLOURS.length ? null : [8, 4],
+    }));
+  }
   const known = new Map(shown.map((run) => [run.run_uid, run]));
-  return answer.lines
-    .filter((line) => line.found && line.table?.x.length && known.has(line.run_uid))
+  const lines = answer.lines.filter((line) => line.found && line.table?.x.length && known.has(line.run_uid));
+  // Beside buckets the points of a short run would look like another kind of curve.
+  const isMixed = !isAcross && lines.some((line) => line.exact) && lines.some((line) => !line.exact);
+  return lines
+    .map((line) => (isMixed && line.exact ? { ...line, exact: false, table: bucketed(line.table, answer.width) } : line))
     .map((line) => {
       const run = known.get(line.run_uid);
       const { colour, dash } = styles.get(run.run_uid);
@@ -238,6 +268,7 @@ function useAnswer({ curve, shown, view, versions, box }) {
     if (!shown.length) return NOTHING;
     try {
       if (curve.family !== "standard") return await loadAcross(question, signal);
+      if (view.by) return await loadGroups(question, signal);
       const answer = await loadBuckets(question, before, signal);
       if (view.axis === "step" && !view.zoom) noteNewest(answer.lines.map((line) => [line.run_uid, line.x_last]));
       return answer;
@@ -257,8 +288,13 @@ function questionOf({ curve, shown, view, workspace, name, width }) {
   const what = { workspace, project: name, runs, metrics: [curve.metric], scale: curve.scale, labels: curve.labels };
   if (curve.family !== "standard") return what;
   const window = view.zoom ? { from_x: Math.floor(view.zoom[0]), to_x: Math.ceil(view.zoom[1]), pad: PAD } : {};
+  if (view.by) {
+    const { pad, ...cut } = window;
+    return { ...what, ...cut, axis: view.axis, buckets: bucketsFor(width), by: [view.by] };
+  }
   const middle = curve.merges ? ["last"] : view.middle === "last" ? ["last", "mean"] : ["mean"];
-  // Cards of one width ask the same: a pixel more or less is no other question.
-  const buckets = Math.max(16, Math.round(width / 40) * 40 - 40);
-  return { ...what, ...window, axis: view.axis, buckets, functions: [...middle, "min", "max"] };
+  return { ...what, ...window, axis: view.axis, buckets: bucketsFor(width), functions: [...middle, "min", "max"] };
 }
+
+/** Cards of about one width ask the same: a pixel more or less is no other question. */
+const bucketsFor = (width) => Math.max(16, Math.round(width / 40) * 40 - 40);

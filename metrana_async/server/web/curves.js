@@ -87,6 +87,66 @@ export async function loadAcross(question, signal) {
   return { lines, width: 1, isAcross: true };
 }
 
+/**
+ * Statistics across the runs of each group, as the server computes them: mean, and the standard
+ * deviation around it. In the same form as `loadBuckets`, a line a group.
+ */
+export async function loadGroups(question, signal) {
+  const { columns, groups, width } = await ask("/query/group_runs", { ...question, functions: ["mean", "std", "min", "max"] }, signal);
+  const tables = splitByLine({ columns: { ...columns, line: columns.group } });
+  const lines = groups.map(({ by, members }, at) => {
+    const table = tables.get(at) || emptyTable(columns);
+    const zero = new Float64Array(table.x.length);
+    const low = table.mean.map((mean, place) => mean - (table.std[place] || 0));
+    const high = table.mean.map((mean, place) => mean + (table.std[place] || 0));
+    return {
+      group: Object.values(by)[0],
+      members,
+      at,
+      found: table.x.length > 0,
+      exact: false,
+      points_count: table.points_count.reduce((sum, n) => sum + n, 0),
+      x_first: table.x[0] ?? null,
+      x_last: table.x[table.x.length - 1] ?? null,
+      table: { x: table.x, mean: table.mean, std: table.std, min: low, max: high, count: table.count, nan_count: table.nan_count, positive_inf_count: zero, negative_inf_count: zero },
+    };
+  });
+  return { lines, width, isGrouped: true };
+}
+
+/** Points of one line in the buckets that the other lines of its card have. */
+export function bucketed(table, width) {
+  const ends = [];
+  for (let at = 0; at < table.x.length; at++) {
+    if (at + 1 === table.x.length || Math.floor(table.x[at] / width) !== Math.floor(table.x[at + 1] / width)) ends.push(at + 1);
+  }
+  const names = Object.keys(table).filter((name) => name !== "line");
+  const made = Object.fromEntries(names.map((name) => [name, new Float64Array(ends.length)]));
+  ends.forEach((end, place) => {
+    const start = place ? ends[place - 1] : 0;
+    for (const name of names) made[name][place] = REDUCE[name]?.(table[name], start, end) ?? sumOf(table[name], start, end);
+    made.x[place] = Math.floor(table.x[start] / width) * width;
+  });
+  return made;
+}
+
+const finite = (column, start, end) => Array.from(column.subarray(start, end)).filter(Number.isFinite);
+const sumOf = (column, start, end) => column.subarray(start, end).reduce((sum, value) => sum + value, 0);
+/** How points become a bucket; counts are sums. */
+const REDUCE = {
+  x: (column, start) => column[start],
+  x_first: (column, start) => column[start],
+  x_last: (column, start, end) => column[end - 1],
+  first: (column, start, end) => finite(column, start, end)[0] ?? NaN,
+  last: (column, start, end) => finite(column, start, end).pop() ?? NaN,
+  min: (column, start, end) => finite(column, start, end).reduce((a, b) => Math.min(a, b), Infinity),
+  max: (column, start, end) => finite(column, start, end).reduce((a, b) => Math.max(a, b), -Infinity),
+  mean: (column, start, end) => {
+    const values = finite(column, start, end);
+    return values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : NaN;
+  },
+};
+
 // --- drawing ----------------------------------------------------------------------------------------
 const EMPTY_BUCKETS_MAX = 3;
 

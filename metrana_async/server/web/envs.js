@@ -14,12 +14,15 @@ const ATTRIBUTES_MAX = 3;
 const CHART_PX = 210;
 const REDUCERS = {
   std: { text: "mean ± std", functions: ["mean", "std"], band: ({ mean, std }) => [mean.map((m, at) => m - std[at]), mean.map((m, at) => m + std[at])] },
-  iqr: { text: "median + quartiles", functions: ["p50", "p25", "p75"], band: ({ p25, p75 }) => [p25, p75] },
-  range: { text: "mean, least … greatest", functions: ["mean", "min", "max"], band: ({ min, max }) => [min, max] },
+  iqr: { text: "median + IQR", functions: ["p50", "p25", "p75"], band: ({ p25, p75 }) => [p25, p75] },
+  range: { text: "min–max", functions: ["mean", "min", "max"], band: ({ min, max }) => [min, max] },
 };
 
 /** The width of a column whose head can be read, with room for its arrow. */
-export const fitting = (text) => `minmax(${Math.min(170, Math.max(58, 24 + 6.6 * text.length))}px, 1fr)`;
+export const leastWidth = (text) => Math.min(170, Math.max(58, Math.round(36 + 6.6 * text.length)));
+export const fitting = (text) => `minmax(${leastWidth(text)}px, 1fr)`;
+const FIXED_PX = 120 + 104 + 20;
+const GAP_PX = 12;
 
 /** The run of the address, or the newest where it names none. */
 export function useRunOfPage() {
@@ -187,14 +190,14 @@ function Table({ run, info, series, chosen, slice, selected }) {
     ...metrics.slice(1).map((metric) => ({ text: metric, name: `${metric}.mean`, value: (at) => shortOrNone(columns[`${metric}.mean`][at]) })),
   ];
   const template = `minmax(120px, 1.2fr) ${cells.map((cell) => fitting(cell.text)).join(" ")} 104px`;
+  const minWidth = cells.reduce((sum, cell) => sum + leastWidth(cell.text) + GAP_PX, FIXED_PX + GAP_PX);
   const row = (at) => html`<${EnvRow} key=${ids[at]} ...${{ at, env: ids[at], cells, template, isChosen: selected.includes(ids[at]), run, trends, isBad: isOutlier(at), onPick: (event) => pick(event, ids, at, selected) }} />`;
   return html`<h2 class="table-title">Environments <span class="dim">${whole(total)} · sorted by ${order.replace(/^-/, "")} ${order.startsWith("-") ? "↓" : "↑"}${order === `${chosen.metric}.mean` ? " (worst first)" : ""}</span></h2>
-    <div class="rows-head" style=${{ gridTemplateColumns: template }}>
+    <${Windowed} count=${ids.length} rowHeight=${ROW_PX} row=${row} class="rows" minWidth=${minWidth} head=${html`<div class="rows-head" style=${{ gridTemplateColumns: template, minWidth: `${minWidth}px` }}>
       <${Head} name="env_id" text="environment" order=${order} />
       ${cells.map((cell) => html`<${Head} key=${cell.text} name=${cell.name} text=${cell.text} order=${order} />`)}
       <span class="num">trend</span>
-    </div>
-    <${Windowed} count=${ids.length} rowHeight=${ROW_PX} row=${row} class="rows" />`;
+    </div>`} />`;
 }
 
 function Head({ name, text, order }) {

@@ -1,7 +1,7 @@
 /** The episodes of one run: a table, all of them against time, and one of them step by step. */
 import { ask } from "./api.js";
-import { Chart } from "./chart.js";
-import { fitting, useRlInfo, useRunOfPage } from "./envs.js";
+import { Chart, WHOLE_STEPS } from "./chart.js";
+import { fitting, leastWidth, useRlInfo, useRunOfPage } from "./envs.js";
 import { RunsPanel } from "./panel.js";
 import { address, COLOURS, href, isDark, project, setParams } from "./state.js";
 import { Empty, Failure, html, short, shortOrNone, Skeleton, useEffect, useFresh, useLoad, useMemo, useRef, whole, Windowed } from "./ui.js";
@@ -66,6 +66,7 @@ function Table({ answer, metrics, order, shown, run }) {
   const count = columns.env.length;
   const heads = [["env", "environment"], ["episode", "episode"], ["rl_step", "rl_step"], ...metrics.map((metric) => [metric, metric]), ["restarts", "restarts"]];
   const template = `minmax(120px, 1.2fr) ${heads.slice(1).map(([, text]) => fitting(text)).join(" ")}`;
+  const minWidth = heads.reduce((sum, [, text]) => sum + leastWidth(text) + 12, 150);
   const row = (at) => {
     const env = names[columns.env[at]];
     const episode = columns.episode[at];
@@ -78,13 +79,12 @@ function Table({ answer, metrics, order, shown, run }) {
     </div>`;
   };
   return html`<h2 class="table-title">Episodes <span class="dim">${count < total ? `the first ${whole(count)} of ${whole(total)}` : whole(total)} · click a row for its steps</span></h2>
-    <div class="rows-head" style=${{ gridTemplateColumns: template }}>
+    <${Windowed} count=${count} rowHeight=${ROW_PX} row=${row} class="rows" minWidth=${minWidth} head=${html`<div class="rows-head" style=${{ gridTemplateColumns: template, minWidth: `${minWidth}px` }}>
       ${heads.map(([name, text]) => {
         const direction = order === name ? "ascending" : order === `-${name}` ? "descending" : undefined;
         return html`<span class=${name === "env" ? "" : "num"} aria-sort=${direction}><button class="head" title=${text} onClick=${() => setParams({ sort: direction === "descending" ? name : `-${name}` })}>${text}${direction ? (direction === "ascending" ? " ↑" : " ↓") : ""}</button></span>`;
       })}
-    </div>
-    <${Windowed} count=${count} rowHeight=${ROW_PX} row=${row} class="rows" />`;
+    </div>`} />`;
 }
 
 /** One dot an episode. */
@@ -109,7 +109,7 @@ function Scatter({ answer, metric }) {
         cursor: { y: false, drag: { x: false, y: false } },
         // A little wider than the points: those on the edge would be cut.
         scales: { x: { time: false, range: (u, min, max) => [(min ?? 0) - 0.5, (max ?? 1) + 0.5] }, y: {} },
-        axes: [{ ...axis, size: 30, values: (u, splits) => splits.map(short) }, { ...axis, size: 56, values: (u, splits) => splits.map(short) }],
+        axes: [{ ...axis, size: 30, incrs: WHOLE_STEPS, values: (u, splits) => splits.map(short) }, { ...axis, size: 56, values: (u, splits) => splits.map(short) }],
         series: [{}, { stroke: null, paths: () => null, points: { show: true, size: 4, width: 0, fill: `${COLOURS[0]}80` } }],
       },
       data,

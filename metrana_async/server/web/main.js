@@ -46,7 +46,7 @@ function Later({ page }) {
 // --- header ---------------------------------------------------------------------------------------
 function Header() {
   const { page, project: name, workspace, params, run } = address.use((here) => here);
-  const kept = { r: params.r ?? null, q: params.q ?? null };
+  const kept = { r: params.r ?? null, q: params.q ?? null, g: params.g ?? null };
   return html`<header class="top">
     <a class="brand" href=${href("home")} aria-label="all projects"><img src=${`${ROOT}web/icon.svg`} alt="" width="20" height="20" /> metrana</a>
     ${name !== null && html`<${ProjectPicker} name=${name} workspace=${workspace} />

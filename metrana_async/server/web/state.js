@@ -100,7 +100,7 @@ const VISIBLE_DEFAULT = 10;
 const RELOAD_MS = 2000;
 
 /** Colour-blind safe, readable on both grounds; a run keeps its own wherever it is shown. */
-export const COLOURS = ["#3b6fd4", "#e07b00", "#d6336c", "#2b8a3e", "#7048e8", "#0c8599", "#a0522d", "#64800c"];
+export const COLOURS = ["#3b6fd4", "#e07b00", "#d6336c", "#2b8a3e", "#7048e8", "#0c8599", "#a0522d", "#7d8f00"];
 
 export const project = createStore({
   key: null,

@@ -181,7 +181,7 @@ export function Sparkline({ values, width = 84, height = 20, tone = "" }) {
 }
 
 /** Rows of one height, of which only those in sight are in the document. */
-export function Windowed({ count, rowHeight, row, class: name, empty }) {
+export function Windowed({ count, rowHeight, row, class: name, head, minWidth = 0 }) {
   const box = useRef(null);
   const [view, setView] = useState({ top: 0, height: 600 });
   useEffect(() => {
@@ -201,8 +201,8 @@ export function Windowed({ count, rowHeight, row, class: name, empty }) {
   const rows = [];
   for (let at = first; at < last; at++) rows.push(row(at));
   return html`<div class="windowed ${name || ""}" ref=${box}>
-    ${count === 0 && empty}
-    <div style=${{ height: `${count * rowHeight}px`, position: "relative" }}>
+    ${head}
+    <div style=${{ height: `${count * rowHeight}px`, position: "relative", minWidth: `${minWidth}px` }}>
       <div style=${{ position: "absolute", left: 0, right: 0, top: `${first * rowHeight}px` }}>${rows}</div>
     </div>
   </div>`;
