@@ -1,4 +1,4 @@
-"""Every page against a real server with real data: it shows what is stored, and nothing complains."""
+"""Every page against a real server with real data: it shows what is stored, without complaint."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def test_the_charts_of_a_project_are_there_without_a_word(watched):
         assert "5 runs" in card.locator(".badge").inner_text()
     assert page.get_by_role("button", name="rollout 3").count() == 1
     cut = page.evaluate(
-        "[...document.querySelectorAll('.card-head h3')].filter((h) => h.scrollWidth > h.clientWidth).length"
+        "[...document.querySelectorAll('.card-head h3')]"
+        ".filter((title) => title.scrollWidth > title.clientWidth).length"
     )
     assert cut == 0
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")

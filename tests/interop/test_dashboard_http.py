@@ -6,6 +6,7 @@ import gzip
 import http.client
 import importlib.util
 import json
+import os
 import re
 import socket
 import subprocess
@@ -147,7 +148,9 @@ def test_a_cookie_alone_opens_nothing_that_changes(guarded):
     evil = {**PAGE, "Origin": "http://evil.example"}
     assert ask(guarded, "POST", path, b"{}", Cookie=cookie, **evil)[0] in (401, 403)
     upgrade = {
-        **{"Connection": "Upgrade", "Upgrade": "websocket", "Sec_WebSocket_Version": "13"},
+        "Connection": "Upgrade",
+        "Upgrade": "websocket",
+        "Sec_WebSocket_Version": "13",
         "Sec_WebSocket_Key": "dGhlIHNhbXBsZSBub25jZQ==",
     }
     live = "/api/v1/live"
@@ -189,7 +192,7 @@ def test_first_paint_is_small():
         seen.add(name)
         text = (WEB / name).read_text("utf-8")
         folder = Path(name).parent
-        found = re.findall(r'^(?:import|export) [^"]*"(\./[^"]+)"', text, re.M)
+        found = re.findall(r'^(?:import|export) [^"]*"(\./[^"]+)"', text, re.MULTILINE)
         found += [] if folder != Path() else re.findall(r'(?:src|href)="web/([^"]+)"', text)
         todo += [(folder / target).as_posix() for target in found]
     assert {"charts.js", "vendor/preact.js", "vendor/uPlot.iife.min.js", "style.css"} <= seen
@@ -231,12 +234,14 @@ def test_no_file_of_the_dashboard_is_ignored():
 # --- the command ---------------------------------------------------------------------------------
 def ui(data_dir, *more, **environment):
     """What `metrana-async ui` says: stdout, stderr."""
-    import os
-
     variables = {k: v for k, v in os.environ.items() if k not in ("SSH_CONNECTION", "DISPLAY")}
     done = subprocess.run(
         [sys.executable, "-m", "metrana_async.cli", "ui", str(data_dir), "--no-open", *more],
-        **{"capture_output": True, "text": True, "timeout": 50, "check": True, "cwd": ROOT},
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=True,
+        cwd=ROOT,
         env={**variables, **environment},
     )
     return done.stdout, done.stderr
@@ -250,13 +255,13 @@ def data_dir(tmp_path):
 
 
 def test_ui_starts_a_server_and_finds_it_again(data_dir):
-    """stdout is the link; a taken port is passed over; the second call leads to the same server."""
+    """The link is on stdout; a taken port is passed over; a second call finds the same server."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         first, told = ui(data_dir, "--port", str(port))
     match = re.fullmatch(r"http://127\.0\.0\.1:(\d+)/#login=[\w-]{40,}\n", first)
     assert match
-    assert port < int(match[1]) < port + 20 or int(match[1]) != port
+    assert int(match[1]) != port
     assert str(data_dir) in told
     second, told = ui(data_dir, SSH_CONNECTION="10.0.0.9 5123 10.0.0.5 22")
     assert second.split("#")[0] == first.split("#")[0]
