@@ -213,6 +213,51 @@ def test_numbers_across_environments_are_the_servers(watched, site):
     assert shown == (f"{value / 1000:.3g}k" if value >= 1000 else f"{value:.4g}")
 
 
+def test_choices_of_a_page_may_be_changed_back_and_forth(watched):
+    """Metric, reduction, grouping and slice of the environments; grouping of the charts."""
+    page = watched.page
+    page.goto(f"{page.url.split('/p/')[0]}{PROJECT}/envs")
+    page.locator(".rows .row").first.wait_for()
+    for label, values in (
+        ("metric", ("reward", "episode_length", "episode_return")),
+        ("reduce", ("iqr", "range", "std")),
+        ("group by", ("terrain", "seed", "")),
+        ("slice", ("rl_step", "episode", "latest")),
+    ):
+        for value in values:
+            page.get_by_label(label, exact=True).select_option(value)
+            page.locator(".rows .row").first.wait_for()
+    page.get_by_role("link", name="Charts").click()
+    badge = drawn(page, "train/loss").locator(".badge")
+    for value, text in (("config.optimizer.lr", "3 groups"), ("state", "groups"), ("", "5 runs")):
+        page.get_by_label("group by").select_option(value)
+        expect(badge).to_contain_text(text)
+
+
+def test_a_page_is_silent_while_nothing_happens(watched):
+    """Without news there is no request at all: notices come over the socket that is open."""
+    page = watched.page
+    drawn(page, "rollout/ep_len_mean")
+    page.get_by_role("button", name=re.compile("^live")).wait_for()
+    page.wait_for_load_state("networkidle")
+    requests = []
+    page.on("request", lambda request: requests.append(request.url))
+    page.wait_for_timeout(3000)
+    assert requests == []
+
+
+def test_twelve_tabs_are_live(watched, site):
+    """A browser lends a server six connections; sockets do not count, so no tab waits."""
+    context = watched.page.context
+    pages = [context.new_page() for _ in range(11)]
+    for page in pages:
+        page.goto(f"{site.url}{PROJECT}/system")
+    for page in pages:
+        expect(page.get_by_role("button", name=re.compile("^live"))).to_be_visible(timeout=30_000)
+        page.get_by_text("ppo-ant-lr1e-4-s0").first.wait_for()
+        page.close()
+
+
 def test_what_people_name_is_text(chromium, site):
     """A name that is a script is shown as it is, on every page that shows names."""
     import metrana_sync_shim as metrana

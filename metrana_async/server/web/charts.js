@@ -187,7 +187,7 @@ function CardContent({ curve, shown, view, theme, height, box, isFull }) {
   const { answer, error, isLoading, retry } = useAnswer({ curve, shown, view, versions, box });
   const isAcross = curve.family !== "standard";
   const axis = isAcross ? "step" : view.axis;
-  const lines = useMemo(() => drawable(answer, shown, styles, isAcross, view.by), [answer, view.by, shown.map((run) => run.run_uid + run.state).join(), styles]);
+  const lines = useMemo(() => drawable(answer, shown, styles, isAcross), [answer, shown.map((run) => run.run_uid + run.state).join(), styles]);
   const zoom = isAcross ? null : view.zoom;
   const span = spanOf(axis, lines, zoom);
   const points = lines.reduce((sum, line) => sum + line.points_count, 0);
@@ -222,12 +222,12 @@ function spanOf(axis, lines, zoom) {
   return spans.get(axis) || (high > low ? high - low : 1);
 }
 
-function drawable(answer, shown, styles, isAcross, by) {
+function drawable(answer, shown, styles, isAcross) {
   if (!answer) return [];
-  if (answer.isGrouped) {
+  if (answer.by) {
     return answer.lines.filter((line) => line.found).map((line) => ({
       ...line,
-      label: `${by.replace(/^config\./, "")} ${plain(line.group)} · n ${line.members.length}`,
+      label: `${answer.by.replace(/^config\./, "")} ${plain(line.group)} · n ${line.members.length}`,
       state: "",
       colour: COLOURS[line.at % COLOURS.length],
       dash: line.at < COLOURS.length ? null : [8, 4],

@@ -111,7 +111,7 @@ export async function loadGroups(question, signal) {
       table: { x: table.x, mean: table.mean, std: table.std, min: low, max: high, count: table.count, nan_count: table.nan_count, positive_inf_count: zero, negative_inf_count: zero },
     };
   });
-  return { lines, width, isGrouped: true };
+  return { lines, width, by: question.by[0] };
 }
 
 /** Points of one line in the buckets that the other lines of its card have. */

@@ -174,7 +174,8 @@ function Table({ run, info, series, chosen, slice, selected }) {
   const byEnv = useMemo(() => attributesByEnv(attributes.value || []), [attributes.value]);
   const trends = useMemo(() => trendLoader({ workspace, project: name, runs: [run.run_uid], metrics: [chosen.metric], scale: chosen.scale }), [run.run_uid, chosen.metric, chosen.scale]);
   if (found.error) return html`<${Failure} error=${found.error} retry=${found.retry} />`;
-  if (!found.value) return html`<${Skeleton} />`;
+  // The answer to the question before stays for a moment: it may be of another metric.
+  if (!found.value?.columns[`${chosen.metric}.mean`]) return html`<${Skeleton} />`;
   const { columns, env_ids: ids, total_count: total } = found.value;
   const paths = info.env_attributes.slice(0, ATTRIBUTES_MAX).filter(() => byEnv.size > 0);
   const mean = columns[`${chosen.metric}.mean`];
@@ -187,7 +188,7 @@ function Table({ run, info, series, chosen, slice, selected }) {
     { text: "± std", name: `${chosen.metric}.std`, value: (at) => shortOrNone(columns[`${chosen.metric}.std`][at]) },
     { text: "last", name: `${chosen.metric}.last`, value: (at) => shortOrNone(columns[`${chosen.metric}.last`][at]) },
     { text: "points", name: `${chosen.metric}.points_count`, value: (at) => whole(columns[`${chosen.metric}.points_count`][at]) },
-    ...metrics.slice(1).map((metric) => ({ text: metric, name: `${metric}.mean`, value: (at) => shortOrNone(columns[`${metric}.mean`][at]) })),
+    ...metrics.slice(1).map((metric) => ({ text: metric, name: `${metric}.mean`, value: (at) => shortOrNone(columns[`${metric}.mean`]?.[at]) })),
   ];
   const template = `minmax(120px, 1.2fr) ${cells.map((cell) => fitting(cell.text)).join(" ")} 104px`;
   const minWidth = cells.reduce((sum, cell) => sum + leastWidth(cell.text) + GAP_PX, FIXED_PX + GAP_PX);

@@ -74,7 +74,7 @@ function Table({ answer, metrics, order, shown, run }) {
     const open = () => setParams({ ep: isChosen ? null : `${env}:${episode}` }, { push: true });
     return html`<div class=${isChosen ? "row chosen" : "row"} role="row" tabindex="0" key=${`${env} ${episode}`} style=${{ gridTemplateColumns: template, height: `${ROW_PX}px` }} onClick=${open} onKeyDown=${(event) => event.key === "Enter" && open()}>
       <span>${env}</span><span class="num">${whole(episode)}</span><span class="num">${whole(columns.rl_step[at])}</span>
-      ${metrics.map((metric) => html`<span class="num">${shortOrNone(columns[metric][at])}</span>`)}
+      ${metrics.map((metric) => html`<span class="num">${shortOrNone(columns[metric]?.[at])}</span>`)}
       <span class=${columns.restarts[at] ? "num bad" : "num dim"}>${columns.restarts[at] || "–"}</span>
     </div>`;
   };
@@ -93,6 +93,7 @@ function Scatter({ answer, metric }) {
   const box = useRef(null);
   const { columns } = answer;
   const data = useMemo(() => {
+    if (!columns[metric]) return [[], []]; // the answer to the question before
     const rows = Array.from(columns.rl_step.keys()).filter((at) => Number.isFinite(columns[metric][at]));
     rows.sort((a, b) => columns.rl_step[a] - columns.rl_step[b]);
     return [rows.map((at) => columns.rl_step[at]), rows.map((at) => columns[metric][at])];

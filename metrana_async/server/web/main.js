@@ -4,7 +4,7 @@ import { copyHovered } from "./chart.js";
 import { ChartsPage } from "./charts.js";
 import { address, applyTheme, closeProject, go, href, onLinkClick, openProject, project, setParams, setTaste, taste } from "./state.js";
 import { CopyButton, createStore, duration, Empty, Failure, html, short, Skeleton, useEffect, useLoad, useState } from "./ui.js";
-import { render } from "./vendor/preact.js";
+import { Component, render } from "./vendor/preact.js";
 
 const TABS = [["runs", "Runs"], ["charts", "Charts"], ["compare", "Compare"], ["envs", "Environments"], ["episodes", "Episodes"], ["system", "System"]];
 const OF_ONE_RUN = ["run", "envs", "episodes"];
@@ -34,7 +34,19 @@ function App() {
     document.title = name === null ? "Metrana" : `${name} · ${page} · Metrana`;
   }, [name, page]);
   if (isOut) return html`<${Login} />`;
-  return html`<${Header} /><div class="body">${page === "charts" ? html`<${ChartsPage} />` : html`<${Later} page=${page} key=${page} />`}</div>`;
+  return html`<${Header} /><div class="body"><${Boundary} key=${page}>${page === "charts" ? html`<${ChartsPage} />` : html`<${Later} page=${page} />`}<//></div>`;
+}
+
+/** Says what went wrong instead of leaving an empty page; the header stays. */
+class Boundary extends Component {
+  componentDidCatch(error) {
+    console.error(error);
+    this.setState({ error });
+  }
+  render({ children }, { error }) {
+    if (!error) return children;
+    return html`<main><${Failure} error=${{ message: "this page could not be shown", hint: String(error) }} retry=${() => this.setState({ error: null })} /></main>`;
+  }
 }
 
 function Later({ page }) {
