@@ -55,7 +55,8 @@ def token_guard(
         if role is None:
             return _refusal("missing or wrong token")
         if role != OWNER and request.path in _OWNERS_PATHS:
-            return _refusal("only the user whose server this is may do that, on its machine")
+            what = "stop it" if request.path.endswith(STOP_PATH) else "make links to it"
+            return _refusal(f"only the user whose server this is may {what}, on its machine")
         return await handler(request)
 
     return guard
