@@ -3,7 +3,7 @@ import { ask } from "./api.js";
 import { Chart } from "./chart.js";
 import { RunsPanel } from "./panel.js";
 import { address, COLOURS, go, href, project, setParams } from "./state.js";
-import { Empty, Failure, html, plain, shortOrNone, Skeleton, Sparkline, useEffect, useFresh, useLoad, useMemo, useState, whole, Windowed } from "./ui.js";
+import { Empty, Failure, html, plain, shortOrNone, Skeleton, useEffect, useFresh, useLoad, useMemo, useState, whole, Windowed } from "./ui.js";
 
 const FRESH_MS = 3000;
 const ROW_PX = 32;
@@ -246,6 +246,29 @@ function attributesByEnv(rows) {
     byEnv.get(env)[path] = value;
   }
   return byEnv;
+}
+
+/** A line without axes. `values` may hold NaN. */
+function Sparkline({ values, width = 84, height = 20, tone = "" }) {
+  const known = values.filter(Number.isFinite);
+  if (known.length < 2) return html`<svg class="spark" width=${width} height=${height}></svg>`;
+  const low = Math.min(...known);
+  const span = Math.max(...known) - low || 1;
+  let path = "";
+  let isPen = false;
+  values.forEach((value, at) => {
+    if (!Number.isFinite(value)) {
+      isPen = false;
+      return;
+    }
+    const x = 1 + (at / (values.length - 1)) * (width - 2);
+    const y = height - 2 - ((value - low) / span) * (height - 4);
+    path += `${isPen ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}`;
+    isPen = true;
+  });
+  return html`<svg class="spark ${tone}" width=${width} height=${height} aria-hidden="true">
+    <path d=${path} />
+  </svg>`;
 }
 
 const TREND_BATCH = 60;

@@ -19,6 +19,17 @@ const LATER = {
   system: () => import("./system.js").then((module) => module.SystemPage),
 };
 
+let isStyled = null;
+/** The style of those pages; the charts, which come first, do without. */
+function pageStyle() {
+  isStyled ??= new Promise((done) => {
+    const link = document.createElement("link");
+    Object.assign(link, { rel: "stylesheet", href: `${ROOT}web/pages.css`, onload: done, onerror: done });
+    document.head.append(link);
+  });
+  return isStyled;
+}
+
 const session = createStore({ isOut: false, told: null });
 whenLoggedOut(() => session.set({ isOut: true }));
 
@@ -50,7 +61,10 @@ class Boundary extends Component {
 }
 
 function Later({ page }) {
-  const { value: Page, error, retry } = useLoad(async () => ({ Page: await LATER[page]() }), [page]);
+  const { value: Page, error, retry } = useLoad(async () => {
+    const [Page] = await Promise.all([LATER[page](), pageStyle()]);
+    return { Page };
+  }, [page]);
   if (error) return html`<main><${Failure} error=${error} retry=${retry} /></main>`;
   return Page ? html`<${Page.Page} />` : html`<main><${Skeleton} /></main>`;
 }

@@ -157,29 +157,6 @@ export function download(name, type, content) {
   setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
 }
 
-/** A line without axes. `values` may hold NaN. */
-export function Sparkline({ values, width = 84, height = 20, tone = "" }) {
-  const known = values.filter(Number.isFinite);
-  if (known.length < 2) return html`<svg class="spark" width=${width} height=${height}></svg>`;
-  const low = Math.min(...known);
-  const span = Math.max(...known) - low || 1;
-  let path = "";
-  let isPen = false;
-  values.forEach((value, at) => {
-    if (!Number.isFinite(value)) {
-      isPen = false;
-      return;
-    }
-    const x = 1 + (at / (values.length - 1)) * (width - 2);
-    const y = height - 2 - ((value - low) / span) * (height - 4);
-    path += `${isPen ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}`;
-    isPen = true;
-  });
-  return html`<svg class="spark ${tone}" width=${width} height=${height} aria-hidden="true">
-    <path d=${path} />
-  </svg>`;
-}
-
 /** Rows of one height, of which only those in sight are in the document. */
 export function Windowed({ count, rowHeight, row, class: name, head, minWidth = 0 }) {
   const box = useRef(null);
