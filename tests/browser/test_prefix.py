@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -28,23 +29,26 @@ class Proxy(BaseHTTPRequestHandler):
         if not self.path.startswith(PREFIX + "/") or "Upgrade" in self.headers:
             self.send_error(502)
             return
-        length = int(self.headers.get("Content-Length", 0))
         upstream = http.client.HTTPConnection(urlsplit(self.target).netloc, timeout=30)
+        # A page that is left hangs up in the middle of an answer.
+        with contextlib.closing(upstream), contextlib.suppress(ConnectionError):
+            self.pass_on(upstream)
+
+    def pass_on(self, upstream: http.client.HTTPConnection) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         headers = {k: v for k, v in self.headers.items() if k.lower() not in HOPS}
         headers["X-Forwarded-Host"] = self.headers["Host"]
-        path = self.path[len(PREFIX) :]
-        upstream.request(self.command, path, self.rfile.read(length), headers)
+        upstream.request(self.command, self.path[len(PREFIX) :], body, headers)
         answer = upstream.getresponse()
-        body = answer.read()
+        content = answer.read()
         self.send_response(answer.status)
         for name, value in answer.getheaders():
             if name.lower() not in HOPS:
                 self.send_header(name, value)
         if answer.status != 304:
-            self.send_header("Content-Length", str(len(body)))
+            self.send_header("Content-Length", str(len(content)))
         self.end_headers()
-        self.wfile.write(body)
-        upstream.close()
+        self.wfile.write(content)
 
     do_GET = do_POST = forward
 
@@ -56,7 +60,6 @@ class Proxy(BaseHTTPRequestHandler):
 def proxy(site):
     Proxy.target = site.url
     server = ThreadingHTTPServer(("127.0.0.1", 0), Proxy)
-    server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}"
