@@ -1,7 +1,7 @@
 /** The runs as a table: what they are, what differs between them, how far they came. */
 import { ask } from "./api.js";
 import { RunsPanel } from "./panel.js";
-import { address, go, href, noteNewest, project, setParams, shortId, shownRuns } from "./state.js";
+import { address, go, href, noteNewest, project, setParams, shortId } from "./state.js";
 import { ago, download, duration, Empty, Failure, flatten, html, plain, short, Skeleton, StateGlyph, useEffect, useFresh, useMemo, useState } from "./ui.js";
 
 const SUMMARY_MS = 5000;

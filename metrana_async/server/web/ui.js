@@ -3,7 +3,7 @@ import { h } from "./vendor/preact.js";
 import { useEffect, useRef, useState } from "./vendor/hooks.js";
 import htm from "./vendor/htm.js";
 
-export { useCallback, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./vendor/hooks.js";
+export { useEffect, useMemo, useRef, useState } from "./vendor/hooks.js";
 export const html = htm.bind(h);
 
 /** A value that components can follow. `use(pick)` re-renders only when what is picked changes. */
