@@ -61,7 +61,7 @@ class Partials:
     def __len__(self) -> int:
         return len(self.total)
 
-    def __getitem__(self, rows: slice) -> Partials:
+    def __getitem__(self, rows: slice | Int64Array) -> Partials:
         return Partials(*(getattr(self, field.name)[rows] for field in fields(self)))
 
     @property

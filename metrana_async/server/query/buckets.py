@@ -136,6 +136,21 @@ def coarsen(buckets: Buckets, level: int) -> Buckets:
     )
 
 
+def gather(parts: Sequence[Buckets]) -> Buckets:
+    """One table of parts of one level and line that lie anywhere, but not within each other."""
+    rows = concatenate(parts)
+    order = np.argsort(rows.x_first, kind="stable")
+    ordered = Buckets(
+        level=rows.level,
+        line=rows.line[order],
+        bucket=rows.bucket[order],
+        x_first=rows.x_first[order],
+        x_last=rows.x_last[order],
+        partials=rows.partials[order],
+    )
+    return coarsen(ordered, rows.level)
+
+
 def join(parts: Sequence[Buckets]) -> Buckets:
     """One table of parts of one level that follow each other by (line, x); they may meet."""
     return coarsen(concatenate(parts), parts[0].level)

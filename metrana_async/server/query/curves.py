@@ -20,6 +20,7 @@ from metrana_async.server.query import buckets as grid
 from metrana_async.server.query.buckets import Buckets, Treatment
 from metrana_async.server.query.line_points import LinePoints, line_points
 from metrana_async.server.query.service import QueryService
+from metrana_async.server.query.sketches import sketch
 from metrana_async.server.query.statistics import Facts, Table, Window, find_runs
 from metrana_async.server.query.versions import Rows, first_difference, version_of
 from metrana_async.server.store.base import RunRow
@@ -61,6 +62,8 @@ def buckets(service: QueryService, query: StatisticsQuery) -> Table:
     missing = []
     for line in lines:
         try:
+            if _is_sketched(service, line, padded, window):
+                continue
             points = line_points(service, line.run, line.metric, padded)
         except NotFoundError as error:
             missing.append(error)
@@ -114,7 +117,12 @@ def _closed(
     window = Window(query)
     for line in lines:
         try:
-            window.see(line_points(service, line.run, line.metric, query).x)
+            found = sketch(service, line.run, line.metric, query)
+            window.see(
+                line_points(service, line.run, line.metric, query).x
+                if found is None
+                else found.ends
+            )
         except NotFoundError:
             continue  # said when the line is read
     first, last = window.bounds
@@ -134,13 +142,31 @@ def _padded(query: StatisticsQuery, closed: StatisticsQuery) -> StatisticsQuery:
     )
 
 
+def _is_sketched(
+    service: QueryService, line: _Line, padded: StatisticsQuery, window: Window
+) -> bool:
+    """Whether the line is too long to be shown by its points and summaries could be had of it."""
+    found = sketch(service, line.run, line.metric, padded)
+    n = window.query.buckets or _BUCKETS_DEFAULT
+    if found is None or found.points_count <= _exact_points(n, window.query):
+        return False
+    window.see(found.ends)
+    line.summary = found.buckets(window.level(n))
+    return True
+
+
+def _exact_points(n: int, query: StatisticsQuery) -> float:
+    """At most so many points, padding among them, are shown as they are."""
+    return 2 * n * (1 + 2 * query.pad)
+
+
 def _summarise(line: _Line, points: LinePoints, window: Window) -> None:
     query, x, value = window.query, points.x, points.value
     window.see(x)
     n = query.buckets or _BUCKETS_DEFAULT
     places = np.unique(x) if points.is_merge else x
     line.is_merge = points.is_merge
-    line.is_exact = query.exact and len(places) <= 2 * n * (1 + 2 * query.pad)
+    line.is_exact = query.exact and len(places) <= _exact_points(n, query)
     if line.is_exact and query.pad:
         # Padding lets more points through; it does not make a window exact that was not.
         first, last = window.bounds

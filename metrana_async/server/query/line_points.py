@@ -54,7 +54,7 @@ def line_points(
         metric,
         query,
         env_id=query.env_id,
-        rl_step_range=_window(query) if query.axis == "rl_step" else query.rl_step_range,
+        rl_step_range=step_window(query) if query.axis == "rl_step" else query.rl_step_range,
     )
     steps = columns.env_step if isinstance(columns, EnvStepColumns) else columns.episode
     axis = columns.rl_step if query.axis == "rl_step" else steps
@@ -123,7 +123,7 @@ def _standard_points(
         metric,
         scale=query.scale or ML_STEP,
         labels=query.labels or {},
-        step_range=_window(query) if query.axis == "step" else None,
+        step_range=step_window(query) if query.axis == "step" else None,
     )
     x = _times(columns.time_ms, run, query) if query.axis in _TIMES else columns.step
     points = LinePoints(np.zeros(len(x), dtype=np.int64), x, columns.value, is_merge)
@@ -134,7 +134,7 @@ def _times(time_ms: Int64Array, run: RunRow, query: StatisticsQuery) -> Int64Arr
     return time_ms - run.created_ms if query.axis == "relative_time" else time_ms
 
 
-def _window(query: StatisticsQuery) -> Range | None:
+def step_window(query: StatisticsQuery) -> Range | None:
     """The window as a range of steps, which are never negative; None = all."""
     if query.from_x is None and query.to_x is None:
         return None

@@ -169,6 +169,10 @@ class QueryService:
     ) -> SeriesColumns:
         """A STANDARD series. A merge series reads as the `last` value of each step."""
         series = self._catalogues.series(run.run_no, Family.STANDARD, metric, scale, labels)
+        return self.series_of(series, step_range)
+
+    def series_of(self, series: SeriesRow, step_range: Range | None) -> SeriesColumns:
+        """A STANDARD series, as `series` gives it."""
         stored = self._store.read_points(series.series_no, step_range=step_range)
         if _is_merge(series):
             merged = self._merge(series, stored)
@@ -176,7 +180,7 @@ class QueryService:
         else:
             rows = latest_rows(stored.step)
             columns = SeriesColumns(stored.step[rows], stored.value[rows], stored.time_ms[rows])
-        _check_rows(columns.step, metric)
+        _check_rows(columns.step, series.definition.metric)
         return columns
 
     def standard_points(

@@ -17,6 +17,7 @@ from metrana_async.server.query.buckets import Buckets, Treatment
 from metrana_async.server.query.line_points import line_points
 from metrana_async.server.query.near_names import nearest
 from metrana_async.server.query.service import QueryService
+from metrana_async.server.query.sketches import sketch
 from metrana_async.server.store.base import RunRow
 from metrana_async.wire import limits
 from metrana_async.wire.model import FloatArray, Int64Array
@@ -75,20 +76,17 @@ def group_runs(service: QueryService, query: StatisticsQuery) -> Table:
     runs = find_runs(service, query)
     described = [service.run(run) for run in runs]
     keys, group_of_run = groups.partition(_run_keys(described, query.by))
-    treatment = Treatment.AGGREGATE if query.buckets is None else Treatment.BUCKET
+    treatment = _treatment(query)
     window = Window(query)
     parts: dict[int, tuple[Buckets, str]] = {}
     missing = []
     for at, run in enumerate(runs):
         try:
-            points = line_points(service, run, query.metric, query)
+            made, is_merge = _run_buckets(service, run, query, window)
         except NotFoundError as error:
             missing.append(error)
             continue
-        window.see(points.x)
-        level = 0 if query.buckets is None else window.level(query.buckets)
-        made = grid.summarise(points.x, points.value, level, line=points.line, treatment=treatment)
-        parts[at] = made, _first_stage(query, is_merge=points.is_merge)
+        parts[at] = made, _first_stage(query, is_merge=is_merge)
         check_rows(sum(len(part) for part, _ in parts.values()), query)
     if not parts:
         raise missing[0]
@@ -109,6 +107,27 @@ def group_runs(service: QueryService, query: StatisticsQuery) -> Table:
             "width": 1 << level,
         },
     )
+
+
+def _treatment(query: StatisticsQuery) -> Treatment:
+    return Treatment.AGGREGATE if query.buckets is None else Treatment.BUCKET
+
+
+def _run_buckets(
+    service: QueryService, run: RunRow, query: StatisticsQuery, window: Window
+) -> tuple[Buckets, bool]:
+    """A run's points at a level that suits it, and whether they are of a merge series."""
+    found = None if query.buckets is None else sketch(service, run, query.metric, query)
+    if found is not None:
+        window.see(found.ends)
+        return found.buckets(window.level(query.buckets or 0)), False
+    points = line_points(service, run, query.metric, query)
+    window.see(points.x)
+    level = 0 if query.buckets is None else window.level(query.buckets)
+    made = grid.summarise(
+        points.x, points.value, level, line=points.line, treatment=_treatment(query)
+    )
+    return made, points.is_merge
 
 
 def find_runs(service: QueryService, query: StatisticsQuery) -> list[RunRow]:

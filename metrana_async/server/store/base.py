@@ -18,6 +18,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
+import numpy as np
+
+from metrana_async.server.query.buckets import Buckets
 from metrana_async.wire import limits
 from metrana_async.wire.model import FloatArray, Int64Array, SeriesDef, StepMode
 
@@ -310,6 +313,38 @@ class StoredEnvSteps:
 
 
 @dataclass(frozen=True, slots=True)
+class Outline:
+    """What a store knows of a STANDARD series without its points, stretch by stretch.
+
+    Together the stretches hold every row; they may overlap. Equal-length int64 columns.
+
+    Attributes:
+        low, high: first and last step. Of a stretch that counts nothing, at most these.
+        count: rows in it, one a step; 0 where only they themselves tell.
+        place: where its summaries are, for `read_summaries`; -1 where there are none.
+        level: of the coarsest of them.
+    """
+
+    low: Int64Array
+    high: Int64Array
+    count: Int64Array
+    place: Int64Array
+    level: Int64Array
+
+    def __len__(self) -> int:
+        return len(self.low)
+
+    def take(self, selection: Any) -> Outline:
+        """The selected stretches: a mask or positions."""
+        return Outline(*(getattr(self, name)[selection] for name in self.__dataclass_fields__))
+
+    def joined(self, other: Outline) -> Outline:
+        """These stretches and those."""
+        names = self.__dataclass_fields__
+        return Outline(*(np.concatenate([getattr(o, n) for o in (self, other)]) for n in names))
+
+
+@dataclass(frozen=True, slots=True)
 class SealUnit:
     """Series that are sealed together: 64 STANDARD series of a run, or one RL series."""
 
@@ -407,6 +442,24 @@ class PointStore(Protocol):
         """Stored points of an ENV_STEP series, every generation; only the points asked for.
 
         Ranges are inclusive. `episodes` are these and no others; it goes without `episode_range`.
+        """
+        ...
+
+    def outline(self, series_no: int, step_range: tuple[int, int]) -> Outline:
+        """What is known of a STANDARD series without reading its points.
+
+        Stretches without a step in the inclusive range may be left out.
+        """
+        ...
+
+    def read_summaries(
+        self, series_no: int, outline: Outline, level: int
+    ) -> tuple[Int64Array, Buckets]:
+        """Summaries of stretches that count their rows, on the grid of a level.
+
+        Returns:
+            The places of those of which there are any so fine, and a row for each bucket of each
+            of them, in no order; a bucket that two stretches share has two. All of line 0.
         """
         ...
 

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from metrana_async.errors import NotFoundError
+from metrana_async.server.query.buckets import Buckets, summarise
 from metrana_async.server.store.base import (
     SEQS_KEPT,
     AcceptedPoints,
@@ -26,6 +27,7 @@ from metrana_async.server.store.base import (
     DeletedRun,
     LaneRow,
     LeaseRow,
+    Outline,
     RunContents,
     RunRow,
     SealUnit,
@@ -34,6 +36,7 @@ from metrana_async.server.store.base import (
     StoredPoints,
     WriterRow,
 )
+from metrana_async.wire.model import Int64Array
 
 _AttributeKey = tuple[int, int | None, int | None, str]
 
@@ -264,6 +267,21 @@ class MemoryStore:
             nothing = np.empty(0, np.float32)
             return StoredEnvSteps(none, none, none, none, none, none, nothing, none)
         return StoredEnvSteps(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+
+    def outline(self, series_no: int, step_range: tuple[int, int]) -> Outline:
+        """See PointStore. Here only the points tell."""
+        stored = self.read_points(series_no, step_range=step_range)
+        ends = [[]] * 2 if not len(stored) else [[stored.step.min()], [stored.step.max()]]
+        low, high = np.array(ends, dtype=np.int64)
+        none = np.zeros(len(low), dtype=np.int64)
+        return Outline(low, high, none, none - 1, none)
+
+    def read_summaries(
+        self, series_no: int, outline: Outline, level: int
+    ) -> tuple[Int64Array, Buckets]:
+        """See PointStore. There are none here."""
+        del series_no
+        return outline.place[:0], summarise(outline.low[:0], np.empty(0), level)
 
     def _check_there(self, series_no: int) -> None:
         if series_no in self._gone_series:

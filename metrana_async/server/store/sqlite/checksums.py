@@ -18,6 +18,7 @@ _NO_SUM: Final = -1
 """Of what is not even of the right types, which a flipped bit can change as well."""
 _UINT32: Final = 0xFFFF_FFFF
 _TILE: Final = struct.Struct("<11q")
+_STOREY: Final = struct.Struct("<4q")
 
 
 def blob_sum(key: int, blob: bytes) -> int:
@@ -34,6 +35,14 @@ def tile_sum(numbers: tuple[int, ...], integers: bytes, value: bytes) -> int:
     try:
         head = crc32c.crc32c(integers, crc32c.crc32c(_TILE.pack(*numbers)))
         return int(crc32c.crc32c(value, head))
+    except (TypeError, struct.error):
+        return _NO_SUM
+
+
+def storey_sum(numbers: tuple[int, ...], records: bytes) -> int:
+    """The sum of a storey of a pyramid: unit_no, depth, tile_no and level, then its rows."""
+    try:
+        return int(crc32c.crc32c(records, crc32c.crc32c(_STOREY.pack(*numbers))))
     except (TypeError, struct.error):
         return _NO_SUM
 

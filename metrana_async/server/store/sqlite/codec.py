@@ -31,6 +31,9 @@ _DELTA: Final[dict[int, str]] = {2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8"}
 _HEADER: Final = struct.Struct("<BqqI")
 """Kind, first value, stride (arithmetic only), bytes that follow (differences only)."""
 
+_RECORDS: Final = struct.Struct("<II")
+"""Rows, bytes of each."""
+
 _PLANES: Final = 0
 _PLAIN: Final = 1
 _FLOATS: Final[dict[int, str]] = {4: "<f4", 8: "<f8"}
@@ -177,3 +180,17 @@ def decode_floats(data: bytes, n: int, low: int = 0, high: int | None = None) ->
         octets[:, plane] = planes[plane, low:high]
     values: FloatArray = octets.view(dtype).reshape(high - low)
     return values
+
+
+def pack_records(records: npt.NDArray[Any]) -> bytes:
+    """Pack a table of structured rows: the bytes of each place together, through zstd-1."""
+    octets = np.ascontiguousarray(records).view(np.uint8).reshape(len(records), -1)
+    head = _RECORDS.pack(*octets.shape)
+    return head + _contexts.fast.compress(np.ascontiguousarray(octets.T).data)
+
+
+def unpack_records(data: bytes) -> bytes:
+    """The rows of `pack_records`, one behind the other."""
+    n, width = _RECORDS.unpack_from(data)
+    raw = _decompress(memoryview(data)[_RECORDS.size :], n * width)
+    return np.frombuffer(raw, dtype=np.uint8).reshape(width, n).T.tobytes()

@@ -111,6 +111,13 @@ STEPS: Final[tuple[str, ...]] = (
         first INTEGER NOT NULL, count INTEGER NOT NULL,
         PRIMARY KEY(run_no, env_no, writer_no)) WITHOUT ROWID;
     """,
+    """
+    -- See `pyramid`; depth 0 is the coarsest. A tile that is older than this has none.
+    CREATE TABLE pyramid(
+        unit_no INTEGER, depth INTEGER, tile_no INTEGER, level INTEGER NOT NULL,
+        records BLOB NOT NULL, sum INTEGER NOT NULL,
+        PRIMARY KEY(unit_no, depth, tile_no)) WITHOUT ROWID;
+    """,
 )
 
 

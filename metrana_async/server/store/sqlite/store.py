@@ -29,19 +29,21 @@ from metrana_async.errors import (
     StoreFailedError,
     UnavailableError,
 )
+from metrana_async.server.query.buckets import Buckets
 from metrana_async.server.store.base import (
     AcceptedPoints,
     AcceptedSegments,
     Commit,
     CutRow,
     DeletedRun,
+    Outline,
     RunContents,
     RunRow,
     SealUnit,
     StoredEnvSteps,
     StoredPoints,
 )
-from metrana_async.server.store.sqlite import catalogue, tile_table
+from metrana_async.server.store.sqlite import catalogue, pyramid_table, tile_table
 from metrana_async.server.store.sqlite.checksums import blob_sum, check
 from metrana_async.server.store.sqlite.connections import (
     ReadPool,
@@ -56,6 +58,7 @@ from metrana_async.server.store.sqlite.schema import connect, migrate, settle
 from metrana_async.server.store.sqlite.tail import Entry, Table, Tail, UnitTail
 from metrana_async.server.store.sqlite.tiles import due_points
 from metrana_async.server.store.sqlite.units import NO_UNIT, UNIT_SERIES_COUNT, Unit, Units
+from metrana_async.wire.model import Int64Array
 
 TAIL_BYTES_MAX: Final = 64 << 20
 TAIL_AGE_S: Final = 60.0
@@ -284,6 +287,30 @@ class SqliteStore:
             value=rows.value,
             writer_no=rows.writer_no,
         )
+
+    def outline(self, series_no: int, step_range: tuple[int, int]) -> Outline:
+        """See PointStore. Tiles that are large and final have summaries, nothing else has."""
+        unit = self._units.find(series_no)
+        if unit is None:
+            return pyramid_table.bare_outline([])
+        entries = self._tail.snapshot(unit.unit_no)
+        sealed, outline = tile_table.read_outline(
+            self._readers, unit.unit_no, series_no, step_range
+        )
+        stretches = []
+        for entry in entries:
+            if entry.log_no > sealed and isinstance(entry.table, AcceptedPoints):
+                step = entry.table.step[entry.table.series_no == series_no]
+                stretches += [(int(step.min()), int(step.max()))] if len(step) else []
+        return outline.joined(pyramid_table.bare_outline(stretches))
+
+    def read_summaries(
+        self, series_no: int, outline: Outline, level: int
+    ) -> tuple[Int64Array, Buckets]:
+        """See PointStore."""
+        unit = self._units.find(series_no)
+        unit_no = NO_UNIT if unit is None else unit.unit_no
+        return tile_table.read_summaries(self._readers, unit_no, series_no, outline, level)
 
     def _read(self, unit: Unit | None, wanted: Filter) -> Rows:
         """Rows of a unit, sealed ones first; the tail is taken before the tiles (see above)."""

@@ -17,8 +17,12 @@ from typing import Any, Final
 import numpy as np
 
 from metrana_async.errors import InternalError, NotFoundError, StoreDamagedError
+from metrana_async.server.query.buckets import Buckets
+from metrana_async.server.store.base import Outline
+from metrana_async.server.store.sqlite import pyramid_table
 from metrana_async.server.store.sqlite.checksums import check, tile_sum
 from metrana_async.server.store.sqlite.connections import ReadPool
+from metrana_async.server.store.sqlite.pyramid_table import ChosenTile
 from metrana_async.server.store.sqlite.rows import Filter, Rows, concat_rows, tables_as_rows
 from metrana_async.server.store.sqlite.tail import Entry
 from metrana_async.server.store.sqlite.tiles import (
@@ -30,6 +34,7 @@ from metrana_async.server.store.sqlite.tiles import (
     split_by_group,
 )
 from metrana_async.server.store.sqlite.units import Unit
+from metrana_async.wire.model import Int64Array
 
 _FETCH_COUNT: Final = 64
 _Packed = tuple[int, int, bytes, bytes]
@@ -62,17 +67,58 @@ def read_tiles(readers: ReadPool, unit_no: int, wanted: Filter) -> tuple[int, li
         if group_size is None:
             return sealed, []
         chosen = _choose(connection, unit_no, group_size, wanted)
-        small = {no: fetch(connection, no) for no, n in chosen if n < SMALL_TILE_POINTS}
+        small = {
+            tile.tile_no: fetch(connection, tile.tile_no)
+            for tile in chosen
+            if tile.points_count < SMALL_TILE_POINTS
+        }
     parts = []
     for at in range(0, len(chosen), _FETCH_COUNT):
         some = chosen[at : at + _FETCH_COUNT]
         with readers.transaction() as connection:
             if connection.execute(_IS_THERE, (unit_no,)).fetchone() is None:
                 raise _deleted()
-            blobs = [small.get(no) or fetch(connection, no) for no, _ in some]
-        decoded = [decode_tile(n, *blob, wanted) for (_, n), blob in zip(some, blobs, strict=True)]
+            blobs = [small.get(t.tile_no) or fetch(connection, t.tile_no) for t in some]
+        decoded = [
+            decode_tile(tile.points_count, *blob, wanted)
+            for tile, blob in zip(some, blobs, strict=True)
+        ]
         parts += [rows for rows in decoded if rows is not None]
     return sealed, parts
+
+
+def read_outline(
+    readers: ReadPool, unit_no: int, series_no: int, steps: tuple[int, int]
+) -> tuple[int, Outline]:
+    """The unit's sealed mark, and what its tiles and their pyramids say of a STANDARD series.
+
+    Raises:
+        NotFoundError: the run is deleted.
+    """
+    key = np.array([series_no], dtype=np.int64)
+    with readers.transaction() as connection:
+        mark = connection.execute(_IS_THERE, (unit_no,)).fetchone()
+        if mark is None:
+            raise _deleted()
+        sealed, group_size = mark
+        if group_size is None:
+            return sealed, pyramid_table.bare_outline([])
+        tiles = _choose(connection, unit_no, group_size, Filter(key, steps=steps))
+        return sealed, pyramid_table.read_outline(connection, unit_no, series_no, tiles)
+
+
+def read_summaries(
+    readers: ReadPool, unit_no: int, series_no: int, outline: Outline, level: int
+) -> tuple[Int64Array, Buckets]:
+    """See PointStore.
+
+    Raises:
+        NotFoundError: the run is deleted.
+    """
+    with readers.transaction() as connection:
+        if connection.execute(_IS_THERE, (unit_no,)).fetchone() is None:
+            raise _deleted()
+        return pyramid_table.read_summaries(connection, unit_no, series_no, outline, level)
 
 
 def _deleted() -> NotFoundError:
@@ -97,8 +143,8 @@ def fetch(connection: sqlite3.Connection, tile_no: int) -> tuple[bytes, bytes]:
 
 def _choose(
     connection: sqlite3.Connection, unit_no: int, group_size: int, wanted: Filter
-) -> list[tuple[int, int]]:
-    """Number and points of each tile that may hold wanted rows, in order; reads the index only."""
+) -> list[ChosenTile]:
+    """The tiles that may hold wanted rows, in order; reads the index only."""
     limited = list(wanted.ranges())
     keys = wanted.keys
     conditions, values = ["unit_no=?"], [unit_no]
@@ -120,7 +166,7 @@ def _choose(
             low, high = np.array([row[at : at + 2] for row in found], dtype=np.int64).T
             holds = np.searchsorted(held, low) < np.searchsorted(held, high, "right")
             found = [found[i] for i in np.flatnonzero(holds)]
-    return sorted((row[0], row[1]) for row in found)
+    return sorted(ChosenTile(*row[:4]) for row in found)
 
 
 # --- sealing -------------------------------------------------------------------------------
@@ -135,7 +181,8 @@ class TileChange:
     @property
     def nbytes(self) -> int:
         """Bytes of the new tiles."""
-        return sum(len(t.integers) + len(t.value) for t in self.tiles)
+        storeys = sum(len(s.records) for t in self.tiles for s in t.storeys)
+        return storeys + sum(len(t.integers) + len(t.value) for t in self.tiles)
 
 
 def prepare(connection: sqlite3.Connection, unit: Unit, entries: list[Entry]) -> TileChange:
@@ -168,17 +215,20 @@ def prepare(connection: sqlite3.Connection, unit: Unit, entries: list[Entry]) ->
             parts.append(merged)
             change.removed.append(tile_no)
             count += n
-        change.tiles += encode_tiles(group_no, concat_rows(parts[::-1]).sorted_by_key())
+        joined = concat_rows(parts[::-1]).sorted_by_key()
+        change.tiles += encode_tiles(group_no, joined, is_standard=unit.is_standard)
     return change
 
 
 def write(connection: sqlite3.Connection, unit_no: int, change: TileChange) -> None:
     """Apply a change inside the caller's transaction."""
     connection.executemany("DELETE FROM tile WHERE tile_no=?", ((n,) for n in change.removed))
-    connection.executemany(
-        "INSERT INTO tile VALUES(NULL,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
-        (_tile_values(unit_no, t) for t in change.tiles),
-    )
+    for tile in change.tiles:
+        tile_no = connection.execute(
+            "INSERT INTO tile VALUES(NULL,?,?,?,?,?,?,?,?,?,?,?,?,?,?)", _tile_values(unit_no, tile)
+        ).lastrowid
+        assert tile_no is not None
+        pyramid_table.write(connection, unit_no, tile_no, tile.storeys)
 
 
 def _tile_values(unit_no: int, tile: Tile) -> tuple[Any, ...]:
@@ -191,10 +241,10 @@ def purge(connection: sqlite3.Connection, unit_no: int) -> bool:
 
     Inside the caller's transaction.
     """
-    done = connection.execute(
-        "DELETE FROM tile WHERE tile_no IN (SELECT tile_no FROM tile WHERE unit_no=? LIMIT ?)",
-        (unit_no, _PURGE_TILES),
-    )
+    some = "SELECT tile_no FROM tile WHERE unit_no=?1 ORDER BY tile_no LIMIT ?2"
+    asked = (unit_no, _PURGE_TILES)
+    connection.execute(f"DELETE FROM pyramid WHERE unit_no=?1 AND tile_no IN ({some})", asked)
+    done = connection.execute(f"DELETE FROM tile WHERE tile_no IN ({some})", asked)
     if done.rowcount == _PURGE_TILES:
         return False
     connection.execute("DELETE FROM unit WHERE unit_no=?", (unit_no,))

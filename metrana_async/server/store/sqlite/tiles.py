@@ -20,6 +20,7 @@ from metrana_async.server.store.sqlite.codec import (
     encode_floats,
     encode_integers,
 )
+from metrana_async.server.store.sqlite.pyramid import Storey, build
 from metrana_async.server.store.sqlite.rows import INTEGER_NAMES, Filter, Rows
 from metrana_async.wire.model import Int64Array
 
@@ -41,6 +42,7 @@ class Tile:
     bounds: tuple[int, ...]
     integers: bytes
     value: bytes
+    storeys: list[Storey]
 
 
 def choose_group_size(points_count: int, keys_count: int) -> int:
@@ -70,17 +72,21 @@ def split_by_group(rows: Rows, group_size: int) -> Iterator[tuple[int, Rows]]:
         yield int(group[low]), rows.take(slice(low, high))
 
 
-def encode_tiles(group_no: int, rows: Rows) -> list[Tile]:
-    """Cut sorted rows of one group into equal tiles of about TILE_POINTS."""
+def encode_tiles(group_no: int, rows: Rows, *, is_standard: bool) -> list[Tile]:
+    """Cut sorted rows of one group into equal tiles of about TILE_POINTS.
+
+    Those of STANDARD series get a pyramid, unless they are small and will be merged.
+    """
     tiles_count = max(1, round(len(rows) / TILE_POINTS))
     edges = [len(rows) * i // tiles_count for i in range(tiles_count + 1)]
     return [
-        _encode_tile(group_no, rows.take(slice(low, high)))
+        _encode_tile(group_no, rows.take(slice(low, high)), is_standard=is_standard)
         for low, high in itertools.pairwise(edges)
     ]
 
 
-def _encode_tile(group_no: int, rows: Rows) -> Tile:
+def _encode_tile(group_no: int, rows: Rows, *, is_standard: bool) -> Tile:
+    has_pyramid = is_standard and len(rows) >= SMALL_TILE_POINTS
     limited = (rows.key, rows.rl_step, rows.episode, rows.step)
     return Tile(
         group_no=group_no,
@@ -88,6 +94,7 @@ def _encode_tile(group_no: int, rows: Rows) -> Tile:
         bounds=tuple(int(edge) for c in limited for edge in (c.min(), c.max())),
         integers=encode_integers(rows.integers()),
         value=encode_floats(rows.value),
+        storeys=build(rows) if has_pyramid else [],
     )
 
 
