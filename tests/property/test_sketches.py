@@ -98,7 +98,8 @@ def same(found: Table, expected: Table) -> None:
     assert found.facts == expected.facts
 
 
-@settings(max_examples=20, deadline=None)
+@pytest.mark.timeout(300)
+@settings(max_examples=8, deadline=None)
 @given(
     st.lists(STRETCH, min_size=1, max_size=5),
     st.tuples(st.integers(0, 200_000), st.integers(0, 200_000)),

@@ -97,7 +97,9 @@ def test_cutting_into_tiles_keeps_every_row_in_order(seed: int, n: int, keys_cou
     size = choose_group_size(n, keys_count)
     assert 16 <= size <= 1_024
     tiles = [
-        t for group_no, part in split_by_group(rows, size) for t in encode_tiles(group_no, part)
+        t
+        for group_no, part in split_by_group(rows, size)
+        for t in encode_tiles(group_no, part, is_standard=False)
     ]
     assert sum(t.points_count for t in tiles) == n
     assert max(t.points_count for t in tiles) <= 49_152

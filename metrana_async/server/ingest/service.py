@@ -334,7 +334,7 @@ class IngestService:
             self.seal(unit)
             if time.monotonic() >= ends_at:
                 return position + 1 < len(due)
-        while self._store.purge():
+        while self._store.purge() or self._store.improve():
             if time.monotonic() >= ends_at:
                 return True
         return False

@@ -355,8 +355,9 @@ class SealUnit:
 class PointStore(Protocol):
     """Durable home of runs and points.
 
-    `commit`, `due`, `seal`, `heads` and `tail` are called from one owner thread. Everything that
-    reads may be called from any thread at any time and sees every commit that has returned.
+    `commit`, `due`, `seal`, `purge`, `improve`, `heads` and `tail` are called from one owner
+    thread. Everything that reads may be called from any thread at any time and sees every commit
+    that has returned.
 
     Errors: `UnavailableError` when the disk refuses (`DiskFullError`, read-only, I/O error):
     nothing of the commit is visible then and the store stays usable, unless it is a
@@ -500,6 +501,13 @@ class PointStore(Protocol):
 
     def purge(self) -> bool:
         """Give back some of the space of deleted runs; True when there is more to do."""
+        ...
+
+    def improve(self) -> bool:
+        """Add something that an older version did not keep; True when there is more to do.
+
+        Changes nothing that a reader can see.
+        """
         ...
 
     def close(self) -> None:

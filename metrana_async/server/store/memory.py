@@ -348,6 +348,10 @@ class MemoryStore:
         """See PointStore. What is deleted is gone at once here."""
         return False
 
+    def improve(self) -> bool:
+        """See PointStore. Nothing here is older."""
+        return False
+
     def close(self) -> None:
         """See PointStore."""
 

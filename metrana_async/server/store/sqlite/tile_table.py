@@ -22,6 +22,7 @@ from metrana_async.server.store.base import Outline
 from metrana_async.server.store.sqlite import pyramid_table
 from metrana_async.server.store.sqlite.checksums import check, tile_sum
 from metrana_async.server.store.sqlite.connections import ReadPool
+from metrana_async.server.store.sqlite.pyramid import Storey, build
 from metrana_async.server.store.sqlite.pyramid_table import ChosenTile
 from metrana_async.server.store.sqlite.rows import Filter, Rows, concat_rows, tables_as_rows
 from metrana_async.server.store.sqlite.tail import Entry
@@ -33,7 +34,7 @@ from metrana_async.server.store.sqlite.tiles import (
     encode_tiles,
     split_by_group,
 )
-from metrana_async.server.store.sqlite.units import Unit
+from metrana_async.server.store.sqlite.units import ONE_GROUP, Unit
 from metrana_async.wire.model import Int64Array
 
 _FETCH_COUNT: Final = 64
@@ -234,6 +235,34 @@ def write(connection: sqlite3.Connection, unit_no: int, change: TileChange) -> N
 def _tile_values(unit_no: int, tile: Tile) -> tuple[Any, ...]:
     numbers = (unit_no, tile.group_no, tile.points_count, *tile.bounds)
     return (*numbers, tile.integers, tile.value, tile_sum(numbers, tile.integers, tile.value))
+
+
+def without_pyramid(connection: sqlite3.Connection) -> list[tuple[int, int, int]]:
+    """(unit_no, tile_no, points_count) of tiles that a version without pyramids wrote."""
+    return connection.execute(
+        "SELECT unit_no, tile_no, points_count FROM tile INDEXED BY tile_bounds"
+        " WHERE unit_no IN (SELECT unit_no FROM unit JOIN run USING(run_no) WHERE group_size=?)"
+        " AND points_count >= ? AND NOT EXISTS (SELECT 1 FROM pyramid"
+        " WHERE pyramid.unit_no=tile.unit_no AND depth=0 AND pyramid.tile_no=tile.tile_no)",
+        (ONE_GROUP, SMALL_TILE_POINTS),
+    ).fetchall()
+
+
+def is_there(connection: sqlite3.Connection, tile_no: int) -> bool:
+    """Whether a tile of this number exists."""
+    found = connection.execute("SELECT 1 FROM tile WHERE tile_no=?", (tile_no,))
+    return found.fetchone() is not None
+
+
+def build_pyramid(connection: sqlite3.Connection, tile_no: int, points_count: int) -> list[Storey]:
+    """The pyramid of a tile of STANDARD series, made of its points.
+
+    Raises:
+        StoreDamagedError: the tile is not what was written.
+    """
+    rows = decode_tile(points_count, *fetch(connection, tile_no), _EVERYTHING)
+    assert rows is not None
+    return build(rows)
 
 
 def purge(connection: sqlite3.Connection, unit_no: int) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from metrana_async.errors import MetranaError, NotFoundError
-from metrana_async.server.store.sqlite import catalogue, tile_table
+from metrana_async.server.store.sqlite import catalogue, pyramid, pyramid_table, tile_table
 from metrana_async.server.store.sqlite.checksums import blob_sum, check
 from metrana_async.server.store.sqlite.connections import disk_errors
 from metrana_async.server.store.sqlite.files import DATABASE_NAME
@@ -58,6 +58,7 @@ def verify(data_dir: Path) -> Verification:
             for problem in compare_sums(connection):
                 rows_count += 1
                 problems += [problem] if problem else []
+            problems += compare_pyramids(connection)
         except (sqlite3.Error, ValueError, KeyError) as error:
             problems.append(f"reading stopped: {error!r}")
     return Verification(rows_count, problems)
@@ -75,14 +76,35 @@ def compare_sums(connection: sqlite3.Connection) -> Iterator[str | None]:
     ):
         for key, blob, kept in connection.execute(sql):
             yield _problem(f"{what} {key}", kept, blob_sum(key, blob))
-    tiles = [tile_no for (tile_no,) in connection.execute("SELECT tile_no FROM tile")]
-    for tile_no in tiles:
+    tiles = connection.execute("SELECT tile_no, unit_no FROM tile").fetchall()
+    for tile_no, unit_no in tiles:
         try:
             tile_table.fetch(connection, tile_no)
+            pyramid_table.fetch(connection, unit_no, tile_no)
         except MetranaError as error:
             yield error.message
         else:
             yield None
+
+
+def compare_pyramids(connection: sqlite3.Connection) -> Iterator[str]:
+    """What is wrong with summaries that are as they were written: they are not of their points."""
+    tiles = connection.execute(
+        "SELECT tile_no, unit_no, points_count FROM pyramid JOIN tile USING(tile_no, unit_no)"
+        " WHERE depth=0"
+    ).fetchall()
+    for tile_no, unit_no, points_count in tiles:
+        try:
+            kept = pyramid_table.fetch(connection, unit_no, tile_no)
+            built = tile_table.build_pyramid(connection, tile_no, points_count)
+        except MetranaError:
+            continue  # said where sums are compared
+        if not pyramid.agree(kept, built):
+            yield f"the pyramid of tile {tile_no} does not agree with its points"
+    for (tile_no,) in connection.execute(
+        "SELECT DISTINCT tile_no FROM pyramid WHERE tile_no NOT IN (SELECT tile_no FROM tile)"
+    ):
+        yield f"the pyramid of tile {tile_no} has no tile"
 
 
 def _problem(what: str, kept: int | None, found: int) -> str | None:
