@@ -157,12 +157,13 @@ def _choose(
         conditions.append(f"{name}_low <= ? AND {name}_high >= ?")
         values += [high, low]
     found: list[Any] = connection.execute(
-        "SELECT tile_no, points_count, key_low, key_high, episode_low, episode_high"
+        "SELECT tile_no, points_count, step_low, step_high, key_low, key_high,"
+        " episode_low, episode_high"
         " FROM tile INDEXED BY tile_bounds"
         f" WHERE {' AND '.join(conditions)}",
         values,
     ).fetchall()
-    for held, at in ((keys, 2), (wanted.episode_set, 4)):
+    for held, at in ((keys, 4), (wanted.episode_set, 6)):
         if held is not None and len(held) > 1 and found:
             low, high = np.array([row[at : at + 2] for row in found], dtype=np.int64).T
             holds = np.searchsorted(held, low) < np.searchsorted(held, high, "right")
