@@ -67,6 +67,13 @@ class SealedBatch:
         """Digest of the frame; the batch behind it names it."""
         return frame_digest(self.frame)
 
+    @property
+    def chain_digest(self) -> int:
+        """What the batch behind it names: of a stand-in, the digest of what it stands for."""
+        if self.points_count:
+            return self.digest  # A stand-in carries none; the others need no decoding.
+        return unsealed(self).stands_for or self.digest
+
 
 class Lane:
     """The state of one lane. One owner: the engine thread."""
@@ -348,7 +355,7 @@ class Lane:
         poison = self._pop()
         self._ledger.rejected[reason] += poison.points_count
         lost = {reason: poison.points_count} if poison.points_count else {}
-        self._put_first(self._stand_in(poison.seq, lost, poison.digest))
+        self._put_first(self._stand_in(poison.seq, lost, poison.chain_digest))
 
     def _put_first(self, sealed: SealedBatch) -> None:
         self.queue.appendleft(sealed)
@@ -407,7 +414,7 @@ class Lane:
             sealed = self.retained.popleft()
             self.retained_bytes -= len(sealed.frame)
             self._forgotten.append(sealed.committed)
-            self._forgotten_digests.append(sealed.digest)
+            self._forgotten_digests.append(sealed.chain_digest)
             assert len(self._forgotten) == sealed.seq
 
     def abandon(self) -> int:

@@ -139,26 +139,39 @@ class Inbox:
         Raises:
             MetranaError: the inbox was closed or its engine died; none was taken.
         """
-        with self._lock:
+        # Not by `with`: leaving it makes a tuple, and where there is no memory for that the lock
+        # would be held for ever.
+        self._lock.acquire()
+        try:
             if self._failure is not None:
                 raise self._failure
             if self.items.maxlen == 0:
                 return
-            self.items.extend(blocks)
-            self._calls.append((len(blocks), points, nbytes))
-            self._blocks_count += len(blocks)
-            self._block_points += points
-            self._block_bytes += nbytes
-            self._update_room()
-            is_crowded = (
-                self._block_bytes * 2 >= self._bytes_max
-                or self._block_points * 2 >= self._points_max
-            )
-            # A wake-up costs the caller more than its block does: one until the engine took.
-            must_hurry = is_crowded and not self._is_hurried
-            self._is_hurried = is_crowded
+            must_hurry = self._append(blocks, points, nbytes)
+        finally:
+            self._lock.release()
         if self.is_armed or must_hurry:
             self.wake()
+
+    def _append(self, blocks: Sequence[Any], points: int, nbytes: int) -> bool:
+        """Append and count, or neither where memory runs out; whether the engine is to hurry."""
+        call = len(blocks), points, nbytes
+        blocks_count = self._blocks_count + len(blocks)
+        block_points, block_bytes = self._block_points + points, self._block_bytes + nbytes
+        self._calls.append(call)
+        try:
+            self.items.extend(blocks)
+        except MemoryError:
+            self._calls.pop()
+            raise
+        self._blocks_count = blocks_count
+        self._block_points, self._block_bytes = block_points, block_bytes
+        self._update_room()
+        is_crowded = block_bytes * 2 >= self._bytes_max or block_points * 2 >= self._points_max
+        # A wake-up costs the caller more than its block does: one until the engine took.
+        must_hurry = is_crowded and not self._is_hurried
+        self._is_hurried = is_crowded
+        return must_hurry
 
     def append_scalars(self, scalars: list[tuple[int, int, int, float]]) -> None:
         """Append the scalars of one call together.

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import metrana_sync_shim as metrana
+from metrana_async.engine.loop_thread import engine
 from metrana_async.errors import MetranaError
 from metrana_async.wire.acks import BatchStatus
 from tests.fault import proxy as faults
@@ -136,9 +137,24 @@ def test_a_process_without_descriptors_recovers_with_them(
 
 
 def run_out_of_memory(one: metrana.Run, progress) -> None:
-    """The nth allocation of a call fails, for n = 0, 1, …; each call is made until it succeeds."""
+    """The nth allocation of a call fails, for n = 0, 1, …; each call is made until it succeeds.
+
+    The engine stands still meanwhile: it is the caller's allocations that fail.
+    """
     import _testcapi
 
+    one.flush(20)
+    stands, goes_on = threading.Lock(), threading.Lock()
+
+    def stand_still() -> None:
+        stands.release()
+        goes_on.acquire()
+
+    stands.acquire()
+    goes_on.acquire()
+    engine().call_soon(stand_still)
+    assert stands.acquire(timeout=20)
+    time.sleep(0.01)
     failures = 0
     for k in range(1000, 1200):
         for nth in (k % 97, 0):
@@ -149,6 +165,7 @@ def run_out_of_memory(one: metrana.Run, progress) -> None:
                 failures += 1
             finally:
                 _testcapi.remove_mem_hooks()
+    goes_on.release()
     progress.put(noted=failures)
 
 

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from metrana_async import opening
 from metrana_async.wire.acks import BatchStatus, decode_reply
 from metrana_async.wire.batch import encode_batch
 from metrana_async.wire.messages import FRAMES_TYPE
@@ -125,7 +124,7 @@ def test_sequences_out_of_the_question_store_nothing(site: Site, seq: int) -> No
     with site.init() as run:
         run.log("m", 1.0)
         run.flush(20)
-        (writer,) = (one for one in opening._present if not one.has_left)
+        writer = run._run._front.writer
         body = encode_batch(Batch(writer.membership.run_uid, writer.writer_id, 7, seq))
         lines = (f"Content-Length: {len(body)}", f"Content-Type: {FRAMES_TYPE}")
         raw = exchange(site, head(site, *lines, "Connection: close", path="/ingest") + body)

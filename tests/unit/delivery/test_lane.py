@@ -625,3 +625,17 @@ def test_marks_that_are_older_than_what_a_lane_was_told_rewind_nothing():
     assert world.outbox.is_empty()
     world.outbox.on_marks({}, world.outbox.acked())
     assert [b.seq for b in world.request().batches] == [1]
+
+
+def test_a_stand_in_that_is_forgotten_in_its_turn_leaves_the_chain_as_it_was():
+    """The batch behind it names what was there first, however often the server went back."""
+    world = World()
+    world.seal(3, 2)
+    first, second = world.request().batches
+    world.store()
+    for _ in range(3):
+        world.outbox.trim(RETENTION_S + 1.0)
+        world.outbox.on_marks({})
+        stand_ins = [decode_batch(decode_frame(b.frame)) for b in world.request().batches]
+        assert [b.stands_for for b in stand_ins] == [first.digest, second.digest]
+        world.store()
