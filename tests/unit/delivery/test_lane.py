@@ -634,7 +634,7 @@ def test_a_stand_in_that_is_forgotten_in_its_turn_leaves_the_chain_as_it_was():
     first, second = world.request().batches
     world.store()
     for _ in range(3):
-        world.outbox.trim(RETENTION_S + 1.0)
+        world.outbox.forget(RETENTION_S + 1.0)
         world.outbox.on_marks({})
         stand_ins = [decode_batch(decode_frame(b.frame)) for b in world.request().batches]
         assert [b.stands_for for b in stand_ins] == [first.digest, second.digest]
