@@ -135,7 +135,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     Mutant(
         "a poison batch blocks its lane",
         LANE,
-        "self._put_first(self._stand_in(poison.seq, lost, poison.digest))",
+        "self._put_first(self._stand_in(poison.seq, lost, poison.chain_digest))",
         "self._put_first(poison)",
         LANES_TESTS,
     ),
