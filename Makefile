@@ -47,7 +47,7 @@ interop: setup ## real server processes, real sockets, real disk
 	$(BIN)/pytest -q tests/interop tests/conformance
 
 browser: setup ## the dashboard in a real browser (skipped without chromium)
-	$(BIN)/pytest -q tests/browser
+	METRANA_TEST_BROWSER=1 $(BIN)/pytest -q tests/browser
 
 screenshots: setup ## pictures of every page of the dashboard, in light and dark, into docs/images
 	$(BIN)/python -m tests.browser.screenshots
