@@ -154,7 +154,7 @@ def run_out_of_memory(one: metrana.Run, progress) -> None:
     goes_on.acquire()
     engine().call_soon(stand_still)
     assert stands.acquire(timeout=20)
-    time.sleep(0.01)
+    time.sleep(0.01)  # the engine's last allocations: it waits in C from here on, and tells nobody
     failures = 0
     for k in range(1000, 1200):
         for nth in (k % 97, 0):
