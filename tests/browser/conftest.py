@@ -1,8 +1,8 @@
 """A real server with a day's work on it, and a real browser that must not complain.
 
-`make browser` runs these, `make test` does not yet: one or two of them (the tooltip, the zoom that is
-opened by its address) fail in most whole runs, also alone on the machine, and pass one by one. Whether
-the pages or the tests are at fault is not known.
+`make browser` runs these, `make test` does not yet: one or two of them (the tooltip, the zoom that
+is opened by its address) fail in most whole runs, also alone on the machine. The zoom passed when
+run singly. Whether the pages or the tests are at fault is not known.
 """
 
 from __future__ import annotations
